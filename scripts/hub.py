@@ -45,8 +45,12 @@ def _load():
 
 
 _package = _load()
-__all__ = list(_package.__all__)
-globals().update({name: getattr(_package, name) for name in __all__})
+from tilewise.integrations import flash_attn as _flash_attn
+
+# By flash-attn's names transformers finds what attn_implementation="<owner>/<repository>" runs.
+_exported = {name: getattr(module, name) for module in (_package, _flash_attn) for name in module.__all__}
+__all__ = list(_exported)
+globals().update(_exported)
 '''
 CARD = """---
 library_name: kernels
@@ -65,6 +69,12 @@ from kernels import get_kernel
 
 tilewise = get_kernel("<owner>/tilewise", version=1, trust_remote_code=True)
 out = tilewise.attention(query, key, value, is_causal=True)
+```
+
+transformers takes it as an attention implementation. Continuous batching wants `flash` in the repository's name.
+
+```python
+model.set_attn_implementation("<owner>/tilewise", allow_all_kernels=True)
 ```
 """
 

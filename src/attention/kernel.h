@@ -33,8 +33,9 @@ inline AttentionCall with_drawn_dropout(const AttentionCall& call) {
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
 extern const AttentionKernel wgmma_attention;
-extern const AttentionKernel wgmma_lagged_attention;  ///< this and the next where trial kernels are built
+extern const AttentionKernel wgmma_lagged_attention;  ///< this and the next two where trial kernels are built
 extern const AttentionKernel wgmma_persistent_attention;
+extern const AttentionKernel wgmma_halves_attention;
 extern const AttentionKernel mma_attention;
 extern const AttentionKernel widened_attention;
 extern const AttentionKernel wide_attention;

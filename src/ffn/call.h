@@ -13,15 +13,15 @@ struct FfnCall {
   std::size_t max_intermediate_bytes = 0;
   Matrix x{};                           ///< [M, E]
   Matrix up{};                          ///< [F, E]
-  Matrix gate{};                        ///< [F, E], where problem.gated
+  Matrix gate{};                        ///< [F, E], if problem.gated
   Matrix down{};                        ///< [O, F]
   Vector up_bias{};                     ///< [F]
   Vector gate_bias{};                   ///< [F]
   Vector down_bias{};                   ///< [O]
-  Matrix residual{};                    ///< [M, O]; forward, where problem.residual
+  Matrix residual{};                    ///< [M, O]; forward, if problem.residual
   Matrix out{};                         ///< [M, O]; forward
-  Matrix up_product{}, gate_product{};  ///< [M, F]; where problem.kept
-  Matrix d_out{};  ///< [M, O]; backward, as are those below. Data is null where a gradient is not wanted.
+  Matrix up_product{}, gate_product{};  ///< [M, F]; if problem.kept
+  Matrix d_out{};  ///< [M, O]; this and the rest: backward. Data is null if a gradient is not asked for.
   Matrix dx{}, d_up{}, d_gate{}, d_down{};
   Vector d_up_bias{}, d_gate_bias{}, d_down_bias{};
 };

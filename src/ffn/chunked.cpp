@@ -10,29 +10,30 @@
 namespace tilewise {
 namespace {
 
-// Forward takes tokens in chunks, for which h is computed and used up. Backward takes hidden features in
-// chunks instead: then the gradients of all weights are whole sums over tokens, and the one that is summed up
-// over chunks is dx.
+// Kernel `chunked`. Forward takes tokens in chunks: h of a chunk is computed and used before the next one.
+// Backward takes hidden features in chunks instead. Then each gradient of a weight is complete after one GEMM
+// over all tokens, and only dx is accumulated over chunks.
 
-/// What of the intermediate results is kept at once where the caller sets no bound: large enough that
-/// products run at full speed, small enough to matter beside the weights.
+/// The bound of the intermediate results if the caller sets none: large enough that GEMMs run at full speed,
+/// small enough to be little beside the weights.
 constexpr std::size_t default_intermediate_bytes = std::size_t{512} << 20;
 
-/// Chunks of fewer hidden features would round dx too often, and leave products nothing to sum.
+/// Chunks of fewer hidden features would round dx too often and make GEMMs with too small a K.
 constexpr std::int64_t least_features = 64;
 
-// Parts a chunk has: what the bound allows, but no fewer than `least`, in multiples of it.
-std::int64_t parts_per_chunk(std::size_t bound, std::int64_t bytes_per_part, std::int64_t parts,
+// How many items (tokens or hidden features) a chunk has: as many as the bound allows, a multiple of `least`
+// and at least that.
+std::int64_t items_per_chunk(std::size_t bound, std::int64_t bytes_per_item, std::int64_t items,
                              std::int64_t least) {
   const auto bytes = static_cast<std::int64_t>(
       std::min<std::size_t>(bound == 0 ? default_intermediate_bytes : bound,
                             static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())));
-  const std::int64_t most = bytes / std::max<std::int64_t>(bytes_per_part, 1);
-  if (most >= parts) return std::max<std::int64_t>(parts, 1);
+  const std::int64_t most = bytes / std::max<std::int64_t>(bytes_per_item, 1);
+  if (most >= items) return std::max<std::int64_t>(items, 1);
   return std::max(most / least * least, least);
 }
 
-Matrix rows_matrix(std::byte* data, DType dtype, std::int64_t rows, std::int64_t columns) {
+Matrix row_major(std::byte* data, DType dtype, std::int64_t rows, std::int64_t columns) {
   return {.data = data,
           .dtype = dtype,
           .rows = rows,
@@ -40,12 +41,12 @@ Matrix rows_matrix(std::byte* data, DType dtype, std::int64_t rows, std::int64_t
           .stride_row = std::max<std::int64_t>(columns, 1)};
 }
 
-Vector part_of(const Vector& vector, std::int64_t first) {
-  Vector part = vector;
-  if (part.data != nullptr) {
-    part.data += first * part.stride * static_cast<std::int64_t>(size_of(part.dtype));
+Vector vector_from(const Vector& vector, std::int64_t first) {
+  Vector shifted = vector;
+  if (shifted.data != nullptr) {
+    shifted.data += first * shifted.stride * static_cast<std::int64_t>(size_of(shifted.dtype));
   }
-  return part;
+  return shifted;
 }
 
 // `count` columns from `first` on.
@@ -55,16 +56,16 @@ Matrix columns_from(const Matrix& matrix, std::int64_t first, std::int64_t count
 
 struct Forward {
   std::int64_t chunk;  // tokens
-  Matrix h;            // [chunk, F]
+  Matrix h;            // [chunk, F], the activated products
 };
 
 Forward plan_forward(const FfnCall& call, Arena& arena) {
   const FfnProblem& problem = call.problem;
   const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t chunk =
-      parts_per_chunk(call.max_intermediate_bytes, problem.hidden * width, problem.tokens, 1);
+      items_per_chunk(call.max_intermediate_bytes, problem.hidden * width, problem.tokens, 1);
   auto* h = arena.take<std::byte>(chunk, problem.hidden, width);
-  return {chunk, rows_matrix(h, problem.dtype, chunk, problem.hidden)};
+  return {chunk, row_major(h, problem.dtype, chunk, problem.hidden)};
 }
 
 GemmCall up_product(const FfnCall& call, const Forward& plan, std::int64_t first, std::int64_t count) {
@@ -76,7 +77,7 @@ GemmCall up_product(const FfnCall& call, const Forward& plan, std::int64_t first
                     .allow_tf32 = call.problem.allow_tf32});
 }
 
-// One of the products before the activation, where they are kept.
+// The GEMM of one of the products before the activation, for forward passes that keep them.
 GemmCall kept_product(const FfnCall& call, const Matrix& weight, const Vector& bias, const Matrix& to,
                       std::int64_t first, std::int64_t count) {
   return gemm_call(call.problem.device, call.x.rows_from(first, count), weight, to.rows_from(first, count),
@@ -98,15 +99,16 @@ GemmCall columns_of(const GemmCall& call, std::int64_t first, std::int64_t count
                    columns_from(call.out, first, count),
                    {.gate = problem.gated ? call.gate.rows_from(first, count) : Matrix(),
                     .residual = problem.residual ? columns_from(call.residual, first, count) : Matrix(),
-                    .bias = part_of(call.bias, first),
-                    .gate_bias = part_of(call.gate_bias, first),
+                    .bias = vector_from(call.bias, first),
+                    .gate_bias = vector_from(call.gate_bias, first),
                     .activation = problem.activation,
                     .accumulate = problem.accumulate,
                     .allow_tf32 = problem.allow_tf32});
 }
 
-/// The columns of a product that are made at once: as many as need no more workspace than the caller's bound.
-/// Kernels for f32 keep split copies of the weights there. Where fewer columns need as much, all are made.
+/// How many columns of a GEMM are computed at once: as many as need no more workspace than the caller's
+/// bound. Kernels for f32 keep split copies of the weights there. If fewer columns would need about as much,
+/// all are computed at once.
 std::int64_t columns_at_once(const GemmCall& whole, std::size_t bound, const Products& products) {
   constexpr std::int64_t least = 128;  // fewer are not worth a launch
   const std::int64_t n = whole.problem.n;
@@ -115,8 +117,8 @@ std::int64_t columns_at_once(const GemmCall& whole, std::size_t bound, const Pro
   const std::size_t all = bytes(n);
   if (all <= bound || 2 * bytes(least) > all) return n;
   std::int64_t count = n;
-  for (std::int64_t pieces = 2; count > least && bytes(count) > bound; pieces *= 2) {
-    count = std::max((n / pieces + least - 1) / least * least, least);
+  for (std::int64_t chunks = 2; count > least && bytes(count) > bound; chunks *= 2) {
+    count = std::max((n / chunks + least - 1) / least * least, least);
   }
   return count;
 }
@@ -131,8 +133,8 @@ void walk_columns(const GemmCall& whole, std::size_t bound, const Products& prod
   }
 }
 
-// Calls product(GemmCall) and activate(ActivationPass) in the order of the pass, for tokens first up to
-// first + count.
+// Calls product(GemmCall) and activate(ActivationPass) in the order in which forward runs them, for tokens
+// first up to first + count.
 template <typename Product, typename Activate>
 void walk_tokens(const FfnCall& call, const Forward& plan, std::int64_t first, std::int64_t count,
                  const Product& product, const Activate& activate) {
@@ -178,7 +180,7 @@ std::size_t forward_workspace(const FfnCall& call, const Context& context) {
   const Forward plan = plan_forward(call, arena);
   const Products products(context);
   std::size_t most = 0;
-  // The last chunk may be smaller, and be given to another kernel.
+  // The last chunk may be smaller, and another kernel may be chosen for it.
   const std::int64_t last = call.problem.tokens % plan.chunk;
   for (const std::int64_t count : {plan.chunk, last == 0 ? plan.chunk : last}) {
     walk_tokens(
@@ -196,7 +198,7 @@ std::size_t forward_workspace(const FfnCall& call, const Context& context) {
 struct Backward {
   std::int64_t chunk;   // hidden features
   Matrix up, gate, dh;  // [M, chunk]
-  Matrix dx;            // [M, E] in f32, where dx is summed up over chunks in a narrower type
+  Matrix dx;            // [M, E]: the call's dx, or an f32 copy if 16-bit dx is accumulated over chunks
 };
 
 Backward plan_backward(const FfnCall& call, Arena& arena) {
@@ -204,40 +206,41 @@ Backward plan_backward(const FfnCall& call, Arena& arena) {
   const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t matrices = problem.gated ? 3 : 2;
   Backward plan;
-  plan.chunk = parts_per_chunk(call.max_intermediate_bytes, matrices * problem.tokens * width, problem.hidden,
+  plan.chunk = items_per_chunk(call.max_intermediate_bytes, matrices * problem.tokens * width, problem.hidden,
                                least_features);
   const auto take = [&](bool needed) {
     auto* data = arena.take<std::byte>(needed ? problem.tokens : 0, plan.chunk, width);
-    return rows_matrix(needed ? data : nullptr, problem.dtype, problem.tokens, plan.chunk);
+    return row_major(needed ? data : nullptr, problem.dtype, problem.tokens, plan.chunk);
   };
   plan.up = take(true);
   plan.gate = take(problem.gated);
   plan.dh = take(true);
-  const bool sums = call.dx.data != nullptr && plan.chunk < problem.hidden && problem.dtype != DType::f64 &&
-                    problem.dtype != DType::f32;
-  auto* dx = reinterpret_cast<std::byte*>(arena.take<float>(sums ? problem.tokens * problem.embed : 0));
-  plan.dx = sums ? rows_matrix(dx, DType::f32, problem.tokens, problem.embed) : call.dx;
+  const bool accumulates_dx = call.dx.data != nullptr && plan.chunk < problem.hidden &&
+                              problem.dtype != DType::f64 && problem.dtype != DType::f32;
+  auto* dx =
+      reinterpret_cast<std::byte*>(arena.take<float>(accumulates_dx ? problem.tokens * problem.embed : 0));
+  plan.dx = accumulates_dx ? row_major(dx, DType::f32, problem.tokens, problem.embed) : call.dx;
   return plan;
 }
 
-// Calls product(GemmCall), activate(ActivationPass) and sum(Matrix, Vector) in the order of the pass, for
-// hidden features first up to first + count.
+// Calls product(GemmCall), activate(ActivationPass) and sum(Matrix, Vector) in the order in which backward
+// runs them, for hidden features first up to first + count.
 template <typename Product, typename Activate, typename Sum>
 void walk_chunk(const FfnCall& call, const Backward& plan, std::int64_t first, std::int64_t count,
                 const Product& product, const Activate& activate, const Sum& sum) {
   const FfnProblem& problem = call.problem;
   const bool tf32 = problem.allow_tf32;
-  // Of these the products' gradients come to stand in `up` and `gate`, and h in `dh`.
+  // The activation pass writes the gradients of both products to `up` and `gate`, and h to `dh`.
   const Matrix up = columns_from(plan.up, 0, count), dh = columns_from(plan.dh, 0, count);
   const Matrix gate = columns_from(plan.gate, 0, count);
   const Matrix up_rows = call.up.rows_from(first, count);
   const Matrix gate_rows = problem.gated ? call.gate.rows_from(first, count) : Matrix();
-  const auto multiply = [&](const Matrix& a, const Matrix& b, const Matrix& out, const GemmParts& parts) {
-    if (out.data != nullptr) product(gemm_call(problem.device, a, b, out, parts));
+  const auto multiply = [&](const Matrix& a, const Matrix& b, const Matrix& out, const GemmParts& options) {
+    if (out.data != nullptr) product(gemm_call(problem.device, a, b, out, options));
   };
   if (!problem.kept) {
-    multiply(call.x, up_rows, up, {.bias = part_of(call.up_bias, first), .allow_tf32 = tf32});
-    multiply(call.x, gate_rows, gate, {.bias = part_of(call.gate_bias, first), .allow_tf32 = tf32});
+    multiply(call.x, up_rows, up, {.bias = vector_from(call.up_bias, first), .allow_tf32 = tf32});
+    multiply(call.x, gate_rows, gate, {.bias = vector_from(call.gate_bias, first), .allow_tf32 = tf32});
   }
   multiply(call.d_out, call.down.transposed().rows_from(first, count), dh, {.allow_tf32 = tf32});
   activate(ActivationPass{.activation = problem.activation,
@@ -251,15 +254,15 @@ void walk_chunk(const FfnCall& call, const Backward& plan, std::int64_t first, s
     multiply(call.d_out.transposed(), dh.transposed(), columns_from(call.d_down, first, count),
              {.allow_tf32 = tf32});
   }
-  const auto weights = [&](const Matrix& d_product, const Matrix& rows, const Matrix& d_weight,
-                           const Vector& d_bias, bool add_to_dx) {
+  const auto weight_gradients = [&](const Matrix& d_product, const Matrix& rows, const Matrix& d_weight,
+                                    const Vector& d_bias, bool add_to_dx) {
     multiply(d_product.transposed(), call.x.transposed(),
              d_weight.data == nullptr ? d_weight : d_weight.rows_from(first, count), {.allow_tf32 = tf32});
     multiply(d_product, rows.transposed(), plan.dx, {.accumulate = add_to_dx, .allow_tf32 = tf32});
-    if (d_bias.data != nullptr) sum(d_product, part_of(d_bias, first));
+    if (d_bias.data != nullptr) sum(d_product, vector_from(d_bias, first));
   };
-  weights(up, up_rows, call.d_up, call.d_up_bias, first > 0);
-  if (problem.gated) weights(gate, gate_rows, call.d_gate, call.d_gate_bias, true);
+  weight_gradients(up, up_rows, call.d_up, call.d_up_bias, first > 0);
+  if (problem.gated) weight_gradients(gate, gate_rows, call.d_gate, call.d_gate_bias, true);
 }
 
 void backward(const FfnCall& call, const Context& context) {
@@ -267,28 +270,29 @@ void backward(const FfnCall& call, const Context& context) {
   Arena arena(context.workspace.data);
   const Backward plan = plan_backward(call, arena);
   const Products products(context);
-  const Context rest = products.rest_of_workspace(arena.rounded());
-  const auto sum = [&](const Matrix& x, const Vector& sums) { steps.sum_rows(x, sums, rest); };
-  // Without any hidden feature there is one empty chunk, which makes dx zero.
+  const Context remaining = products.remaining_workspace(arena.rounded());
+  const auto sum = [&](const Matrix& x, const Vector& sums) { steps.sum_rows(x, sums, remaining); };
+  // Without hidden features there is one empty chunk, which sets dx to 0.
   for (std::int64_t first = 0; first == 0 || first < call.problem.hidden; first += plan.chunk) {
     walk_chunk(
         call, plan, first, std::min(plan.chunk, call.problem.hidden - first),
         [&](const GemmCall& product) { products.launch(product, arena.rounded()); },
-        [&](const ActivationPass& pass) { steps.activation_pass(pass, rest); }, sum);
+        [&](const ActivationPass& pass) { steps.activation_pass(pass, remaining); }, sum);
   }
   if (call.d_down_bias.data != nullptr) sum(call.d_out, call.d_down_bias);
-  if (plan.dx.data != call.dx.data) steps.round(plan.dx, call.dx, rest);
+  if (plan.dx.data != call.dx.data) steps.round(plan.dx, call.dx, remaining);
 }
 
 std::size_t backward_workspace(const FfnCall& call, const Context& context) {
   const FfnSteps& steps = *ffn_steps(call.problem.device.type);
   Arena arena(nullptr);
   Backward plan = plan_backward(call, arena);
-  // Products are asked about as they will be launched: with memory, aligned as the workspace will be.
-  auto* const some = reinterpret_cast<std::byte*>(workspace_alignment);
-  for (Matrix* matrix : {&plan.up, &plan.dh}) matrix->data = some;
-  if (call.problem.gated) plan.gate.data = some;
-  if (call.dx.data != nullptr && plan.dx.data == nullptr) plan.dx.data = some;
+  // The workspace is asked for the GEMMs as they will be launched: their tensors are not null and have the
+  // alignment of the workspace.
+  auto* const not_null = reinterpret_cast<std::byte*>(workspace_alignment);
+  for (Matrix* matrix : {&plan.up, &plan.dh}) matrix->data = not_null;
+  if (call.problem.gated) plan.gate.data = not_null;
+  if (call.dx.data != nullptr && plan.dx.data == nullptr) plan.dx.data = not_null;
   const Products products(context);
   std::size_t most = call.d_down_bias.data == nullptr ? 0 : steps.sum_rows_workspace(call.d_out, context);
   const std::int64_t last = call.problem.hidden % plan.chunk;
@@ -309,7 +313,7 @@ std::string supports(const FfnProblem& problem) {
   if ((problem.pass == Pass::backward || problem.kept) && ffn_steps(problem.device.type) == nullptr) {
     return "this build has no kernel for activations on " + to_string(problem.device);
   }
-  // The products it is made of, as they will be asked for.
+  // The first of the GEMMs that the network consists of.
   const GemmProblem product{.device = problem.device,
                             .dtype = problem.dtype,
                             .out_dtype = problem.dtype,

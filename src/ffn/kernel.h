@@ -10,11 +10,12 @@ namespace tilewise {
 /// One way to compute the network, both passes.
 using FfnKernel = Kernel<FfnProblem, FfnCall>;
 
-/// All of them, fastest first, the plain reference last. Choosing walks this list. Kernels of CUDA are
-/// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
+/// All kernels, fastest first, the plain reference last. Choosing a kernel walks this list. CUDA kernels are
+/// declared below and listed in select.cpp, both under TILEWISE_HAS_CUDA.
 std::span<const FfnKernel> ffn_kernel_list();
 
-/// Products of the gemm list over chunks, on any device that has them and the steps of steps.h.
+/// Computes the network in chunks, by kernels of gemm's list, on any device that has those and the steps of
+/// steps.h.
 extern const FfnKernel chunked_ffn;
 
 #ifdef TILEWISE_HAS_CUDA

@@ -8,7 +8,7 @@
 
 namespace tilewise {
 
-/// What a feed-forward network is asked, apart from how it is done.
+/// What a feed-forward network computes, apart from how.
 struct FfnProblem {
   Pass pass = Pass::forward;
   Device device{};
@@ -19,7 +19,7 @@ struct FfnProblem {
   std::int64_t out = 0;     ///< O
   Activation activation = Activation::gelu;
   bool gated = false;
-  bool bias = false;  ///< any
+  bool bias = false;  ///< any of the three
   bool residual = false;
   bool kept = false;  ///< the products before the activation are written by forward and read by backward
   bool allow_tf32 = false;

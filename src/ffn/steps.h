@@ -9,17 +9,18 @@
 
 namespace tilewise {
 
-// The parts of the network, and of the layer around it, that are no products; one implementation a device.
+// The steps of the feed-forward network, and of the layer around it, that are not GEMMs. Each type of device
+// has one implementation.
 
-/// From the products and the gradient of h, all [M, F] of one type and by rows:
+/// Computes from the products and the gradient of h, all [M, F], of one type and with contiguous rows:
 ///   plain: h = f(up), d_up = dh·f'(up)
 ///   gated: h = f(gate)·up, d_up = dh·f(gate), d_gate = dh·up·f'(gate)
-/// What is written may stand where something is read: an element is read before it is written.
+/// Outputs may overwrite inputs, because each element is read before it is written.
 struct ActivationPass {
   Activation activation;
   Matrix up;
-  Matrix gate;  ///< data is null where there is none
-  Matrix dh;    ///< data is null where h alone is wanted
+  Matrix gate;  ///< data is null without a gate
+  Matrix dh;    ///< data is null if only h is computed
   Matrix h;
   Matrix d_up, d_gate;
 };
@@ -30,14 +31,13 @@ struct FfnSteps {
   /// workspace holds sum_rows_workspace bytes, aligned to 64.
   void (*sum_rows)(const Matrix& x, const Vector& sums, const Context&);
   std::size_t (*sum_rows_workspace)(const Matrix& x, const Context&);
-  /// Rounds a matrix of f32 to the type of `to`, both by rows.
+  /// Rounds an f32 matrix to the type of `to`. Both have contiguous rows.
   void (*round)(const Matrix& from, const Matrix& to, const Context&);
-  /// to += x, both of one type and by rows.
+  /// to += x. Both are of one type and have contiguous rows.
   void (*add)(const Matrix& x, const Matrix& to, const Context&);
 };
 
-/// Those of a device, or null where it has none: a new device's are declared beside cpu's and returned in
-/// steps.cpp, under TILEWISE_HAS_CUDA.
+/// The steps of a type of device, or null if it has none.
 const FfnSteps* ffn_steps(Device::Type type);
 
 #ifdef TILEWISE_HAS_CUDA

@@ -89,7 +89,7 @@ void check_gradient(const Tensor& gradient, std::string_view name, const Tensor&
   check_contiguous_last(gradient, name);
 }
 
-// The products that forward keeps for backward: all there are, or none.
+// Takes the products before the activation that forward keeps for backward: up's and the gate's, or none.
 void take_products(FfnCall& call, const Tensor& up, const Tensor& gate, const Context& context) {
   FfnProblem& problem = call.problem;
   check(problem.gated || !gate.given(), "gate_product", "none without a gate", gate);

@@ -10,16 +10,16 @@ struct GemmCall {
   GemmProblem problem{};
   Matrix a{};         ///< [M, K]
   Matrix b{};         ///< [N, K]
-  Matrix gate{};      ///< [N, K], where problem.gated
+  Matrix gate{};      ///< [N, K], if problem.gated
   Matrix out{};       ///< [M, N]
-  Matrix residual{};  ///< [M, N], where problem.residual
-  Vector bias{};      ///< [N]; either may be absent where problem.bias
+  Matrix residual{};  ///< [M, N], if problem.residual
+  Vector bias{};      ///< [N]; problem.bias says that bias or gate_bias is given
   Vector gate_bias{};
 };
 
-/// GemmProblem::as_blas.
-inline bool lies_as_blas(const Matrix& a, const Matrix& b, const Matrix& out, const Matrix& residual,
-                         const Vector& bias) {
+/// Computes GemmProblem::as_blas.
+inline bool fits_blas(const Matrix& a, const Matrix& b, const Matrix& out, const Matrix& residual,
+                      const Vector& bias) {
   return a.apart() && b.apart() && out.apart() && residual.apart() &&
          (bias.data == nullptr || (bias.dtype == a.dtype && bias.stride == 1 &&
                                    reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0));

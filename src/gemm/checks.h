@@ -5,9 +5,9 @@
 
 namespace tilewise {
 
-// The checks that operations on weights share.
+// Checks that gemm and ffn share.
 
-/// A matrix of rank 2 in that type, one dimension contiguous.
+/// Checks a tensor of rank 2 of this type, one of whose dimensions must be contiguous.
 inline void check_matrix(const Tensor& tensor, std::string_view name, DType dtype, const Context& context) {
   check_dtype(tensor, name, dtype);
   check_memory(tensor, name, context);

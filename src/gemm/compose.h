@@ -4,9 +4,9 @@
 
 namespace tilewise {
 
-// Products as parts of other operations, whose arguments were checked there.
+// GEMM calls that are parts of other operations. Their arguments were checked by those operations.
 
-/// What a product passes through besides its activation.
+/// The optional parts of a GEMM.
 struct GemmParts {
   Matrix gate{};
   Matrix residual{};
@@ -17,7 +17,7 @@ struct GemmParts {
   bool allow_tf32 = false;
 };
 
-/// out (+)= f(a·bᵀ + bias) …, as in gemm.h.
+/// The call for out (+)= f(A·Bᵀ + bias) + residual, gated or not, as tilewise/gemm.h has it.
 inline GemmCall gemm_call(Device device, const Matrix& a, const Matrix& b, const Matrix& out,
                           const GemmParts& parts = {}) {
   const bool gated = parts.gate.rows != 0 || parts.gate.data != nullptr;
@@ -38,7 +38,7 @@ inline GemmCall gemm_call(Device device, const Matrix& a, const Matrix& b, const
                       .allow_tf32 = parts.allow_tf32,
                       .aligned = a.aligned() && b.aligned() && parts.gate.aligned() && out.aligned() &&
                                  parts.residual.aligned(),
-                      .as_blas = lies_as_blas(a, b, out, parts.residual, parts.bias)},
+                      .as_blas = fits_blas(a, b, out, parts.residual, parts.bias)},
           .a = a,
           .b = b,
           .gate = parts.gate,

@@ -9,11 +9,11 @@ namespace tilewise {
 
 using GemmKernel = Kernel<GemmProblem, GemmCall>;
 
-/// All of them, fastest first, the plain reference last. Choosing walks this list.
+/// All kernels, fastest first, the plain reference last. Choosing a kernel walks this list.
 ///
-/// A new kernel: define `constinit const GemmKernel cuda::NAME_gemm = {.name, .supports, .workspace,
-/// .launch}` in src/cuda/…, declare it here, and put it into the list in select.cpp; both under
-/// TILEWISE_HAS_CUDA. `supports` says why not for problems of other devices.
+/// To add a kernel, define `constinit const GemmKernel cuda::NAME_gemm = {.name, .supports, .workspace,
+/// .launch}` in src/cuda/…, declare it here, and put it into the list in select.cpp, both under
+/// TILEWISE_HAS_CUDA. Its `supports` must return a reason for problems of other devices.
 std::span<const GemmKernel> gemm_kernel_list();
 
 #ifdef TILEWISE_HAS_CUDA

@@ -8,7 +8,7 @@
 
 namespace tilewise {
 
-/// What a gemm is asked, apart from how it is done: everything a kernel needs to say whether it can.
+/// What a GEMM computes, apart from how: everything that a kernel needs to say whether it supports it.
 struct GemmProblem {
   Device device{};
   DType dtype = DType::f32;      ///< of a, b and gate
@@ -25,8 +25,8 @@ struct GemmProblem {
   bool accumulate = false;
   bool allow_tf32 = false;
   bool aligned = false;  ///< rows (or columns) of all matrices begin at multiples of 16 bytes
-  /// Rows (or columns) of no matrix overlap, and a bias is contiguous, in the type of a, and begins at a
-  /// multiple of 16 bytes: as a BLAS takes them.
+  /// A BLAS can take the arguments: rows (or columns) of no matrix overlap, and a bias is contiguous, in the
+  /// type of a, and begins at a multiple of 16 bytes.
   bool as_blas = false;
   friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
 };

@@ -6,22 +6,22 @@
 
 namespace tilewise {
 
-/// The products that an operation is made of, each by the first kernel that takes it. Asking for workspace
-/// and launching walk the same products.
+/// Runs the GEMMs that another operation consists of, each by the kernel that "auto" chooses. An operation
+/// asks for the workspace of the same GEMMs that it launches.
 class Products {
  public:
   explicit Products(const Context& context) : context_(context) {}
 
-  /// `used` bytes of the workspace are the operation's own.
+  /// The operation itself uses the first `used` bytes of the workspace.
   void launch(const GemmCall& call, std::size_t used) const {
     const GemmKernel& kernel = choose_kernel(gemm_kernel_list(), call.problem, "auto");
-    launch_inner(kernel, call, rest_of_workspace(used));
+    launch_inner(kernel, call, remaining_workspace(used));
   }
   std::size_t workspace(const GemmCall& call) const {
     return configure_kernel(choose_kernel(gemm_kernel_list(), call.problem, "auto"), call, context_)
         .workspace_bytes;
   }
-  Context rest_of_workspace(std::size_t used) const {
+  Context remaining_workspace(std::size_t used) const {
     Context context = context_;
     context.workspace.data = static_cast<std::byte*>(context.workspace.data) + used;
     context.workspace.bytes -= used;

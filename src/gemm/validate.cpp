@@ -73,7 +73,7 @@ GemmCall checked_gemm(const GemmInputs& inputs, const GemmOptions& options, cons
                   .allow_tf32 = options.precision == Precision::allow_tf32,
                   .aligned = call.a.aligned() && call.b.aligned() && call.gate.aligned() &&
                              call.out.aligned() && call.residual.aligned(),
-                  .as_blas = lies_as_blas(call.a, call.b, call.out, call.residual, call.bias)};
+                  .as_blas = fits_blas(call.a, call.b, call.out, call.residual, call.bias)};
   return call;
 }
 

@@ -8,7 +8,7 @@
 
 namespace tilewise {
 
-// Queries, keys and values side by side, so that one product makes them all.
+// Views that treat the weights (or results) of q, k and v as one matrix, so that one GEMM computes all three.
 
 /// `count` columns of a matrix from `first` on.
 inline Tensor columns_of(const Tensor& matrix, std::int64_t first, std::int64_t count) {
@@ -18,7 +18,7 @@ inline Tensor columns_of(const Tensor& matrix, std::int64_t first, std::int64_t 
                 std::array{matrix.stride(0), std::int64_t{1}}, matrix.device);
 }
 
-/// Tensors that lie one behind the other along `dim` as one; none where they do not.
+/// Three tensors that follow each other in memory along `dim` as one tensor; not given if they do not.
 inline Tensor joint(int dim, const Tensor& a, const Tensor& b, const Tensor& c) {
   Tensor whole = a;
   for (const Tensor* next : {&b, &c}) {

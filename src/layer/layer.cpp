@@ -6,40 +6,41 @@
 namespace tilewise {
 namespace {
 
-Places take_places(Arena& arena, const LayerConfig& config, const LayerInputs& inputs, const Tensor& out) {
+LayerTensors take_tensors(Arena& arena, const LayerConfig& config, const LayerInputs& inputs,
+                          const Tensor& out) {
   const TakeRows take{arena, inputs.x};
   const Tensor result = rows_of(out);
-  Places at;
+  LayerTensors at;
   const Tensor rows = take(config.embed_dim);
-  at.attended = config.norm_first ? rows : rows_of(inputs.x);
+  at.attention_input = config.norm_first ? rows : rows_of(inputs.x);
   const std::int64_t queries = config.heads_q * config.head_dim, keys = config.heads_kv * config.head_dim;
   const Tensor qkv = take(queries + 2 * keys);
   at.q = columns_of(qkv, 0, queries);
   at.k = columns_of(qkv, queries, keys);
   at.v = columns_of(qkv, queries + keys, keys);
-  at.heads = take(queries);
-  at.middle = result;
-  at.normal = config.norm_first ? rows : result;
+  at.attention_out = take(queries);
+  at.after_attention = result;
+  at.ffn_input = config.norm_first ? rows : result;
   at.sum = rows;
   return at;
 }
 
 template <typename Visitor>
-void walk_forward(const Walk<Visitor>& walk, const Places& at, const Tensor& out) {
+void walk_forward(const Walk<Visitor>& walk, const LayerTensors& at, const Tensor& out) {
   const Tensor result = rows_of(out);
-  walk.up_to_network(at);
+  walk.up_to_ffn(at);
   if (walk.config.norm_first) {
-    walk.network(at.normal, at.middle, result);
+    walk.ffn(at.ffn_input, at.after_attention, result);
   } else {
-    walk.network(at.normal, at.normal, at.sum);
+    walk.ffn(at.ffn_input, at.ffn_input, at.sum);
     walk.norm(walk.ffn_norm_of(at.sum), result, {});
   }
 }
 
 auto forward_pass(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                   const LayerOptions& options, const LayerOutputs& outputs) {
-  return LayerPass{[&](Arena& arena) { return take_places(arena, config, inputs, outputs.out); },
-                   [&]<typename Visitor>(const Places& at, Visitor& visit) {
+  return LayerPass{[&](Arena& arena) { return take_tensors(arena, config, inputs, outputs.out); },
+                   [&]<typename Visitor>(const LayerTensors& at, Visitor& visit) {
                      walk_forward(Walk<Visitor>{config, weights, inputs, options, visit}, at, outputs.out);
                    }};
 }

@@ -5,7 +5,7 @@
 namespace tilewise {
 namespace {
 
-// f64 is the reference's, on the CPU, where one loop does.
+// f64 runs on the CPU's reference kernels only, where a simple loop is enough.
 double& element(const Matrix& x, std::int64_t m, std::int64_t n) {
   return *reinterpret_cast<double*>(x.at(m, n));
 }

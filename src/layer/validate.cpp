@@ -111,7 +111,7 @@ bool row_major(const Tensor& tensor) {
   return true;
 }
 
-// All that a layer reads besides x and the weights, and never writes.
+// The inputs besides x and the weights that a layer reads and never writes.
 std::array<Named, 7> other_inputs(const LayerInputs& inputs) {
   return {{{"cos", &inputs.cos},
            {"sin", &inputs.sin},
@@ -122,8 +122,8 @@ std::array<Named, 7> other_inputs(const LayerInputs& inputs) {
            {"page_table", &inputs.page_table}}};
 }
 
-// The operations check what they write against what they read. What belongs to different operations is
-// checked here: an output may not overwrite what a later one reads.
+// Each operation checks that its outputs do not overlap its inputs. This checks across operations: an output
+// may not overwrite what a later operation reads.
 void check_layer_written(std::span<const Named> written, std::span<const Named> read,
                          const LayerWeights& weights, const LayerInputs& inputs) {
   std::vector<Named> all = {{"x", &inputs.x}};
@@ -152,7 +152,7 @@ void check_inputs(const LayerConfig& config, const LayerWeights& weights, const 
   }
 }
 
-// Of the shape and type of x.
+// Checks a tensor that has the shape and type of x.
 void check_like_x(const Tensor& tensor, std::string_view name, const Tensor& x, const Context& context) {
   check_shape(tensor, name, {x.extent(0), x.extent(1), x.extent(2)}, "the shape of x", context);
   check_dtype(tensor, name, x.dtype);

@@ -15,9 +15,9 @@
 
 namespace tilewise {
 
-// What may be done with the operations of a layer: a pass walks over them, and what is planned and what is
-// explained is the same walk. Besides the operations of the public face there are two small ones, which need
-// no explanation.
+// Visitors of a layer's operations. A pass walks over its operations; PlannedSteps and Explain take the same
+// walk to plan and run them, and to explain them. Besides the public operations there are two small ones,
+// which explanations leave out.
 
 /// sums[n] = Σ_m x[m][n]
 struct RowSum {
@@ -66,13 +66,13 @@ class PlannedSteps {
   void operator()(const RowSum& step) { add_small(step, step_workspace(step, context_)); }
   void operator()(const Addition& step) { add_small(step, 0); }
 
-  /// The most that any of them needs.
+  /// The largest workspace that an operation needs.
   std::size_t workspace_bytes() const { return bytes_; }
-  /// Looks at what index tensors hold, as PlannedCall::check does.
+  /// Checks the contents of index tensors, as PlannedCall::check does.
   void check(const Context& context) const {
     for (const auto& step : steps_) step->check(context);
   }
-  /// Runs steps that were checked.
+  /// Runs all steps, which must have been checked.
   void launch(const Context& context) const {
     for (const auto& step : steps_) step->launch(context);
   }
@@ -114,6 +114,7 @@ class PlannedSteps {
   std::size_t bytes_ = 0;
 };
 
+/// Explains the choice of kernel for each operation.
 struct Explain {
   const Context& context;
   std::vector<Explanation> found{};

@@ -37,24 +37,24 @@ struct TakeRows {
   }
 };
 
-/// Where there is no workspace yet, what would stand in it stands at an address that is aligned as it will
-/// be, and where no memory can be.
+/// An arena for planning before there is a workspace. Its address is aligned as the workspace will be, and no
+/// memory can be there.
 inline Arena absent_arena() {
   constexpr std::uintptr_t address = std::uintptr_t{1} << 60;
   return Arena(reinterpret_cast<void*>(address));
 }
 
-/// A pass over a layer: `take_places(arena)` lays out what stands between the operations, `walk(places,
-/// visitor)` goes over them.
-template <typename TakePlaces, typename WalkSteps>
+/// A pass over a layer: `take_tensors(arena)` lays out the tensors between the operations, `walk(tensors,
+/// visitor)` hands each operation to the visitor in order.
+template <typename TakeTensors, typename WalkSteps>
 struct LayerPass {
-  TakePlaces take_places;
+  TakeTensors take_tensors;
   WalkSteps walk;
 
   std::size_t workspace(const Context& context) const {
     Arena arena = absent_arena();
     PlannedSteps steps(context);
-    walk(take_places(arena), steps);
+    walk(take_tensors(arena), steps);
     steps.check(context);
     return needed(arena, steps);
   }
@@ -62,10 +62,10 @@ struct LayerPass {
   /// Plans all operations in the workspace where they will run; then nothing is left to check, and they run.
   void run(const Context& context) const {
     Arena counted = absent_arena();
-    take_places(counted);
+    take_tensors(counted);
     Arena arena = arena_in(context.workspace, counted.rounded());
     PlannedSteps steps(context);
-    walk(take_places(arena), steps);
+    walk(take_tensors(arena), steps);
     steps.check(context);
     Context inner = with_aligned_workspace(context, needed(arena, steps));
     inner.workspace.data = static_cast<std::byte*>(inner.workspace.data) + arena.rounded();
@@ -73,8 +73,8 @@ struct LayerPass {
     steps.launch(inner);
   }
 
-  /// Refuses what the call refuses, in its words: of several errors the call finds those of arguments first,
-  /// and then those of what index tensors hold. That no kernel takes an operation is for it to tell.
+  /// Throws for wrong arguments as the call itself does: workspace() finds errors of arguments first, and
+  /// then those of index tensors. If no kernel takes an operation, the explanations say so.
   std::vector<Explanation> explain(const Context& context) const {
     try {
       workspace(context);
@@ -82,7 +82,7 @@ struct LayerPass {
     }
     Arena arena = absent_arena();
     Explain explanations{context};
-    walk(take_places(arena), explanations);
+    walk(take_tensors(arena), explanations);
     return explanations.found;
   }
 
@@ -91,29 +91,30 @@ struct LayerPass {
     arena.take<std::byte>(steps.workspace_bytes());
     return arena.used() + workspace_alignment - 1;
   }
-  /// In a workspace that is too small there is nothing; the pass then ends with an error.
+  /// If the workspace is too small nothing is laid out in it; the pass then ends with an error.
   static Arena arena_in(const Workspace& workspace, std::size_t bytes) {
     const std::uintptr_t padding = -reinterpret_cast<std::uintptr_t>(workspace.data) % workspace_alignment;
     if (workspace.data == nullptr || workspace.bytes < padding + bytes) return absent_arena();
     return Arena(static_cast<std::byte*>(workspace.data) + padding);
   }
 };
-template <typename TakePlaces, typename WalkSteps>
-LayerPass(TakePlaces, WalkSteps) -> LayerPass<TakePlaces, WalkSteps>;
+template <typename TakeTensors, typename WalkSteps>
+LayerPass(TakeTensors, WalkSteps) -> LayerPass<TakeTensors, WalkSteps>;
 
-/// What a norm leaves for its backward.
+/// What a norm's forward stores for its backward.
 struct Statistics {
   Tensor rstd{}, mean{};
 };
 
-/// What stands between the operations. Forward gives one memory to several of them, and has no statistics.
-struct Places {
-  Tensor attended{};      ///< [M, E]: what q, k and v are made of
-  Tensor q{}, k{}, v{};   ///< [M, H·D]
-  Tensor heads{}, lse{};  ///< [M, Hq·D] and [B, Hq, S]: the output of attention
-  Tensor middle{};        ///< [M, E]: x and what attention adds to it
-  Tensor normal{};        ///< [M, E]: what the network takes
-  Tensor sum{};           ///< [M, E]: `normal` and what the network adds to it, where norms come after
+/// The tensors between the operations. Forward uses the same memory for several of them, and has no
+/// statistics.
+struct LayerTensors {
+  Tensor attention_input{};       ///< [M, E]: the input of the projections to q, k and v
+  Tensor q{}, k{}, v{};           ///< [M, H·D]
+  Tensor attention_out{}, lse{};  ///< [M, Hq·D] and [B, Hq, S]
+  Tensor after_attention{};       ///< [M, E]: x plus the output projection of attention
+  Tensor ffn_input{};             ///< [M, E]: the input of the feed-forward network
+  Tensor sum{};                   ///< [M, E]: `ffn_input` plus the network's output, if not norm_first
   Statistics attention_norm{}, ffn_norm{};
 };
 
@@ -143,21 +144,21 @@ struct Walk {
           GemmOptions{.precision = options.precision}, GemmOutputs{to});
   }
 
-  /// Queries, keys and values: one product where weights, biases and results lie together.
-  void project_heads(const Places& at) const {
+  /// Projects to q, k and v: by one GEMM if their weights, biases and results are contiguous.
+  void project_heads(const LayerTensors& at) const {
     const LayerWeights& w = weights;
     const Tensor weight = joint(0, w.q, w.k, w.v), bias = joint(0, w.q_bias, w.k_bias, w.v_bias);
     const Tensor result = joint(1, at.q, at.k, at.v);
     const bool any_bias = w.q_bias.given() || w.k_bias.given() || w.v_bias.given();
     if (weight.given() && result.given() && bias.given() == any_bias) {
-      return project(at.attended, weight, bias, result);
+      return project(at.attention_input, weight, bias, result);
     }
-    project(at.attended, w.q, w.q_bias, at.q);
-    project(at.attended, w.k, w.k_bias, at.k);
-    project(at.attended, w.v, w.v_bias, at.v);
+    project(at.attention_input, w.q, w.q_bias, at.q);
+    project(at.attention_input, w.k, w.k_bias, at.k);
+    project(at.attention_input, w.v, w.v_bias, at.v);
   }
 
-  FfnInputs network_of(const Tensor& x) const {
+  FfnInputs ffn_inputs(const Tensor& x) const {
     return {.x = x,
             .up = weights.up,
             .gate = weights.gate,
@@ -166,23 +167,23 @@ struct Walk {
             .gate_bias = weights.gate_bias,
             .down_bias = weights.down_bias};
   }
-  FfnOptions network_options() const {
+  FfnOptions ffn_options() const {
     return {.activation = config.activation,
             .max_intermediate_bytes = options.max_intermediate_bytes,
             .precision = options.precision};
   }
-  void network(const Tensor& from, const Tensor& residual, const Tensor& to) const {
-    FfnInputs network = network_of(from);
-    network.residual = residual;
-    visit(network, network_options(), FfnOutputs{to});
+  void ffn(const Tensor& from, const Tensor& residual, const Tensor& to) const {
+    FfnInputs with_residual = ffn_inputs(from);
+    with_residual.residual = residual;
+    visit(with_residual, ffn_options(), FfnOutputs{to});
   }
 
   bool cached() const { return inputs.k_cache.given(); }
   Tensor by_heads(const Tensor& rows) const { return heads_of(rows, inputs.x, config.head_dim); }
 
-  /// Turns q and k, in place or into the cache.
-  void turn(const Places& at) const {
-    // Without a rotary embedding it turns nothing, and only writes the cache.
+  /// Applies the rotary embedding to q and k, in place; with a cache, k and v are written to the cache.
+  void rotate(const LayerTensors& at) const {
+    // Without a rotary embedding no dims are rotated; the operation only writes the cache.
     const Tensor no_angles(nullptr, DType::f32, std::array{inputs.x.extent(1), std::int64_t{0}},
                            inputs.x.device);
     RopeInputs from{.q = by_heads(at.q),
@@ -203,7 +204,7 @@ struct Walk {
     visit(from, RopeOptions{.pairs = config.pairs}, to);
   }
 
-  AttentionInputs attention_of(const Places& at) const {
+  AttentionInputs attention_of(const LayerTensors& at) const {
     return {.q = by_heads(at.q),
             .k = cached() ? inputs.k_cache : by_heads(at.k),
             .v = cached() ? inputs.v_cache : by_heads(at.v),
@@ -218,18 +219,19 @@ struct Walk {
             .precision = options.precision};
   }
 
-  /// From x up to what the network takes.
-  void up_to_network(const Places& at) const {
+  /// From x up to the input of the feed-forward network.
+  void up_to_ffn(const LayerTensors& at) const {
     const Tensor x = rows_of(inputs.x);
-    if (config.norm_first) norm(attention_norm_of(x), at.attended, at.attention_norm);
+    if (config.norm_first) norm(attention_norm_of(x), at.attention_input, at.attention_norm);
     project_heads(at);
-    if (config.rotary || cached()) turn(at);
-    visit(attention_of(at), attention_options(), AttentionOutputs{.o = by_heads(at.heads), .lse = at.lse});
-    project(at.heads, weights.out, weights.out_bias, at.middle, x);
+    if (config.rotary || cached()) rotate(at);
+    visit(attention_of(at), attention_options(),
+          AttentionOutputs{.o = by_heads(at.attention_out), .lse = at.lse});
+    project(at.attention_out, weights.out, weights.out_bias, at.after_attention, x);
     if (config.norm_first) {
-      norm(ffn_norm_of(at.middle), at.normal, at.ffn_norm);
+      norm(ffn_norm_of(at.after_attention), at.ffn_input, at.ffn_norm);
     } else {
-      norm(attention_norm_of(at.middle), at.normal, at.attention_norm);
+      norm(attention_norm_of(at.after_attention), at.ffn_input, at.attention_norm);
     }
   }
 };

@@ -5,8 +5,8 @@
 
 namespace tilewise {
 
-/// A checked call: the problem, and every argument in the form kernels read. Where one is not given, its
-/// data is null. All matrices are [M, D] and by rows; vectors of D elements are contiguous.
+/// A checked call: the problem, and every argument in the form kernels read. The data of an argument that is
+/// not given is null. All matrices are [M, D] with contiguous rows; vectors of D elements are contiguous.
 struct NormCall {
   NormProblem problem{};
   double epsilon = 0;

@@ -10,8 +10,8 @@ namespace tilewise {
 /// One way to compute norms, both kinds.
 using NormKernel = Kernel<NormProblem, NormCall>;
 
-/// All of them, fastest first, the plain reference last. Choosing walks this list. Kernels of CUDA are
-/// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
+/// All kernels, fastest first, the plain reference last. Choosing a kernel walks this list. CUDA kernels are
+/// declared below and listed in select.cpp, both under TILEWISE_HAS_CUDA.
 std::span<const NormKernel> norm_kernel_list();
 
 #ifdef TILEWISE_HAS_CUDA

@@ -8,7 +8,7 @@
 
 namespace tilewise {
 
-/// What a norm is asked, apart from how it is done.
+/// What a norm computes, apart from how.
 struct NormProblem {
   Pass pass = Pass::forward;
   Norm norm = Norm::rms;

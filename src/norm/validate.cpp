@@ -8,7 +8,7 @@
 namespace tilewise {
 namespace {
 
-// What a tensor that stands beside x has to be.
+// Checks tensors whose shape and type follow from those of x.
 class BesideX {
  public:
   BesideX(const Tensor& x, const Context& context) : x_(x), context_(context) {}
@@ -95,7 +95,7 @@ NormCall checked_norm_forward(const NormInputs& inputs, const NormOptions& optio
   check(options.norm == Norm::layer || !outputs.mean.given(), "mean", "none with an rms norm", outputs.mean);
   beside.statistics(outputs.mean, "mean");
 
-  // What an output may stand in for is not looked at as something read.
+  // An input that an output may overwrite in place is not checked as an input.
   const Tensor none;
   const auto unless_same = [&](const Tensor& input, const Tensor& output) {
     return same_view(input, output) ? &none : &input;

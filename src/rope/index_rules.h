@@ -5,17 +5,18 @@
 
 namespace tilewise {
 
+/// The rules that the contents of index tensors may break.
 enum class RopeRule : std::uint8_t {
   none,
-  position,
-  room,    ///< in the cache, by cache_starts or cache_ends
-  angles,  ///< of the tokens' places
-  page,
+  position,  ///< a position is outside the table of angles
+  room,      ///< tokens are outside the cache, by cache_starts or cache_ends
+  angles,    ///< the table of angles ends before a token's slot
+  page,      ///< a page number is outside the cache
 };
 using RopeFault = IndexFault<RopeRule>;
 
-/// The index tensors of a call as items: one for each position, then one for each entry's places in the
-/// cache.
+/// The index tensors of a call as items that can be checked independently: one for each position, then one
+/// for each batch entry's slots in the cache.
 class RopeIndices {
  public:
   explicit RopeIndices(const RopeCall& call) : call_(call) {

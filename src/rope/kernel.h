@@ -9,11 +9,11 @@ namespace tilewise {
 
 using RopeKernel = Kernel<RopeProblem, RopeCall>;
 
-/// All of them, fastest first, the plain reference last. Choosing walks this list. Kernels of CUDA are
-/// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
+/// All kernels, fastest first, the plain reference last. Choosing a kernel walks this list. CUDA kernels are
+/// declared below and listed in select.cpp, both under TILEWISE_HAS_CUDA.
 std::span<const RopeKernel> rope_kernel_list();
 
-/// As attention's (attention/kernel.h).
+/// Checks the contents of index tensors, as attention's check_indices does (attention/kernel.h).
 void check_indices(const RopeCall& call, const Context& context);
 
 #ifdef TILEWISE_HAS_CUDA

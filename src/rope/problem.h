@@ -10,18 +10,18 @@ namespace tilewise {
 
 enum class CacheLayout : std::uint8_t { none, dense, paged };
 
-/// What a rotary embedding is asked, apart from how it is done.
+/// What a rotary embedding computes, apart from how.
 struct RopeProblem {
   Device device{};
   DType dtype = DType::f32;
   DType angle_dtype = DType::f32;
   std::int64_t batch = 0;
-  std::int64_t heads_q = 0;   ///< 0 where there is no q
-  std::int64_t heads_kv = 0;  ///< 0 where there is no k
+  std::int64_t heads_q = 0;   ///< 0 without q
+  std::int64_t heads_kv = 0;  ///< 0 without k
   std::int64_t length = 0;
   std::int64_t dim = 0;
   std::int64_t rotary_dim = 0;
-  std::int64_t dim_v = 0;  ///< 0 where there is no v
+  std::int64_t dim_v = 0;  ///< 0 without v
   RopePairs pairs = RopePairs::halves;
   bool inverse = false;
   CacheLayout cache = CacheLayout::none;

@@ -24,7 +24,7 @@ Rows rows_of(const Tensor& tensor) {
 
 Angles angles_of(const Tensor& tensor) {
   const bool table = tensor.rank == 2;
-  // Tables without angles may have null data, which no offset may be added to.
+  // Tables without angles may have null data; no offset may be added to a null pointer.
   if (tensor.data == nullptr) return {.dtype = tensor.dtype};
   return {.data = static_cast<std::byte*>(tensor.data),
           .dtype = tensor.dtype,
@@ -207,7 +207,7 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
   }
 }
 
-// Throws what a rule says of a fault; returns where there is none.
+// Throws the exception for a fault; returns if there is none.
 void raise(const RopeFault& fault, const RopeCall& call) {
   const auto number = [](std::int64_t value) { return std::to_string(value); };
   switch (fault.rule) {

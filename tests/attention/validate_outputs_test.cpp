@@ -124,7 +124,7 @@ const Refusal gradients[] = {
     {"DlogitScaleType", backward, [](Scene& s) { s.gradients.dlogit_scale = s.make(DType::f16, {4}); },
      "dlogit_scale", "f32", "f16"},
     {"DlogitScaleWithoutDq", backward, [](Scene& s) { s.gradients.dq = {}; }, "dq",
-     "a tensor beside dlogit_scale", "none"},
+     "a tensor, since dlogit_scale", "none"},
     {"PackedDqShape", packed_backward, [](Scene& s) { s.gradients.dq = s.make(DType::f32, {5, 4, 4}); }, "dq",
      "[6, 4, 4]", "f32[5, 4, 4]"},
     {"PackedDkShape", packed_backward, [](Scene& s) { s.gradients.dk = s.make(DType::f32, {7, 2, 4}); }, "dk",

@@ -288,7 +288,7 @@ TEST(EmulatorRaces, BetweenBlocks) { EXPECT_RACE(tell_other_block, 1, "global me
 __global__ void write_number(float* to, float value) { *to = value; }
 template <bool waits>
 __global__ void read_early(float* to) {
-  if (waits) wait_for_kernel_ahead();
+  if (waits) wait_for_previous_kernel();
   to[1] = to[0];
 }
 TEST(EmulatorRaces, WithTheKernelAhead) {

@@ -76,6 +76,7 @@ RandomProblem draw(std::string_view domain, std::uint64_t seed) {
   if (domain == "mma") return random_mma_problem(seed);
   if (domain == "mma-f32") return random_mma_f32_problem(seed);
   if (domain == "plain") return random_plain_problem(seed);
+  if (domain == "wide-heads") return random_wide_heads_problem(seed);
   return random_problem(seed);
 }
 
@@ -331,10 +332,10 @@ int main(int argc, char** argv) {
                  "what is drawn: attention's whole contract, or what wgmma, wgmma with block masks, with "
                  "masks, in f32, the backwards of "
                  "wgmma without and with features, that of mma, mma in f32 or kernels for nothing but a band "
-                 "take of it; or gemm, ffn, norm, "
+                 "(at usual head dims, or at those of 257 to 512) take of it; or gemm, ffn, norm, "
                  "rope and layers")
       ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-masks", "wgmma-f32", "wgmma-backward",
-                             "wgmma-features", "mma", "mma-f32", "plain", "operations"}))
+                             "wgmma-features", "mma", "mma-f32", "plain", "wide-heads", "operations"}))
       ->capture_default_str();
   app.add_option("--rule", settings.rule,
                  "the precision that is asked for, and so whose errors f16 and bf16 may have twice: strict, "

@@ -49,8 +49,8 @@ def on(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def ours(function: Callable[..., Any], **given: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    def attend(*rows: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse, nothing = function(*rows, return_attn_probs=True, **given)
+    def attend(*rows: Tensor, **more: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse, nothing = function(*rows, return_attn_probs=True, **given, **more)
         assert nothing is None
         return out, lse
 
@@ -131,6 +131,48 @@ def test_varlen(device: torch.device, dtype: torch.dtype, given: dict[str, Any])
         [q, kv],
         {},
     )
+
+
+@dtypes
+def test_sinks_by_the_name_of_flash_attention_3(device: torch.device, dtype: torch.dtype) -> None:
+    sinks = {"s_aux": leaf(HQ, dtype=dtype, device=device)}
+    rows = [leaf(B, s, h, D, dtype=dtype, device=device) for s, h in ((SQ, HQ), (SK, HKV), (SK, HKV))]
+    expected = functools.partial(dense, **meaning({"causal": True}))
+    check_against(
+        ours(flash_attn.flash_attn_func, causal=True),
+        lambda *rows, s_aux, **how: expected(*rows, sinks=s_aux, **how),
+        rows,
+        sinks,
+    )
+
+    lengths = (ends(LENGTHS_Q, device), ends(LENGTHS_K, device), max(LENGTHS_Q), max(LENGTHS_K))
+    packed = [
+        leaf(sum(n), h, D, dtype=dtype, device=device)
+        for n, h in ((LENGTHS_Q, HQ), (LENGTHS_K, HKV), (LENGTHS_K, HKV))
+    ]
+    varlen = ours(flash_attn.flash_attn_varlen_func)
+    check_against(
+        lambda *rows, s_aux: varlen(*rows, *lengths, s_aux=s_aux),
+        lambda *rows, s_aux, **how: reference.attention_varlen(
+            *rows, *lengths, sinks=s_aux, **meaning({}), **how
+        ),
+        packed,
+        sinks,
+    )
+
+    q, k, v = (x.detach() for x in rows)
+    used = torch.tensor([9, SK], dtype=torch.int32, device=device)
+    given = {name: x.detach() for name, x in sinks.items()}
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q[:, :1], k, v, cache_seqlens=used, return_softmax_lse=True, **given
+    )
+    rows_of_heads = (x.transpose(1, 2) for x in (q[:, :1], k, v))
+    decode = functools.partial(
+        reference.attention_decode, *rows_of_heads, used, sinks=given["s_aux"], return_lse=True
+    )
+    (exact, exact_lse), (math, math_lse) = (decode(dtype=t) for t in (torch.float64, torch.float32))
+    assert_within_contract("out", out, exact.transpose(1, 2), math.transpose(1, 2))
+    assert_within_contract("lse", lse, exact_lse, math_lse)
 
 
 def paged(x: Tensor, page: int) -> tuple[Tensor, Tensor]:
@@ -329,7 +371,8 @@ def test_signatures_start_as_flash_attn_users_write_them() -> None:
     }
     assert set(expected) == set(flash_attn.__all__)
     for name, arguments in expected.items():
-        assert list(inspect.signature(getattr(flash_attn, name)).parameters) == arguments, name
+        given = inspect.signature(getattr(flash_attn, name)).parameters.values()
+        assert [x.name for x in given if x.kind is not x.KEYWORD_ONLY] == arguments, name
 
 
 def test_examples() -> None:

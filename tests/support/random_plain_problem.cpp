@@ -1,3 +1,6 @@
+#include <cmath>
+#include <utility>
+
 #include "support/random_parts.h"
 #include "support/random_placement.h"
 
@@ -30,14 +33,27 @@ void choose_band(Random& rng, AttentionOptions& options) {
   options.deterministic = rng.chance(0.3);
 }
 
-}  // namespace
+// Several tiles of 64 queries and of 128 keys, and head dims beyond those of wgmma. A quarter of the results
+// have rows that are not aligned.
+void choose_wide_heads(Random& rng, RandomProblem& p) {
+  p.aligned = true;
+  p.aligned_results = rng.chance(0.75);
+  p.dtype = rng.pick({DType::f16, DType::bf16});
+  p.batch = rng.between(1, 2);
+  p.heads_kv = rng.between(1, 2);
+  p.heads_q = p.heads_kv * rng.between(1, 2);
+  p.length_q = rng.pick<std::int64_t>({1, 31, 63, 64, 65, 100, 128, 129, 200});
+  p.length_k = rng.pick<std::int64_t>({1, 65, 127, 128, 129, 200, 256, 257, 384, 500, 641});
+  const auto dim = [&] {
+    return rng.pick<std::int64_t>({264, 288, 320, 384, 384, 392, 448, 504, 512, 512, 512});
+  };
+  p.dim_qk = dim();
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : rng.pick<std::int64_t>({8, 64, 128, 200, 256, dim()});
+  if (rng.chance(0.1)) std::swap(p.dim_qk, p.dim_v);
+}
 
-RandomProblem random_plain_problem(std::uint64_t seed) {
-  Random rng(seed);
-  RandomProblem p;
-  p.seed = seed;
-  choose_plain_shape(rng, p);
-  choose_band(rng, p.options);
+/// Draws the tensors of a problem whose shape and options are chosen, and whose scores only a band hides.
+void make_plain_tensors(Random& rng, RandomProblem& p) {
   const Magnitudes magnitudes = choose_magnitudes(rng, p);
   const auto rows = [&](const Shape& shape, double size) {
     Buffer buffer = random_buffer(rng, p.dtype, shape, aligned_rows(0));
@@ -48,10 +64,33 @@ RandomProblem random_plain_problem(std::uint64_t seed) {
   p.k = rows({p.batch, p.heads_kv, p.length_k, p.dim_qk}, magnitudes.qk);
   p.v = rows({p.batch, p.heads_kv, p.length_k, p.dim_v}, magnitudes.v);
   p.d_o = rows(p.beside_q(p.dim_v), magnitudes.d_o);
+}
+
+}  // namespace
+
+RandomProblem random_plain_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem p;
+  p.seed = seed;
+  choose_plain_shape(rng, p);
+  choose_band(rng, p.options);
+  make_plain_tensors(rng, p);
   p.asked.dq = rng.chance(0.9);
   p.asked.dk = rng.chance(0.9);
   p.asked.dv = rng.chance(0.9);
   p.asked.own_forward = rng.chance(0.5);
+  return p;
+}
+
+RandomProblem random_wide_heads_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem p;
+  p.seed = seed;
+  choose_wide_heads(rng, p);
+  choose_band(rng, p.options);
+  if (p.options.scale.has_value()) p.options.scale = std::abs(*p.options.scale);
+  make_plain_tensors(rng, p);
+  p.asked.backward = false;
   return p;
 }
 

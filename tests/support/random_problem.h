@@ -93,6 +93,8 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed);
 /// One for the plain kernels: dense, of aligned rows, of which only a band hides keys, with more than 64 of
 /// them and both passes.
 RandomProblem random_plain_problem(std::uint64_t seed);
+/// The same in f16 and bf16 with head dims of 257 to 512. Forward alone.
+RandomProblem random_wide_heads_problem(std::uint64_t seed);
 
 /// What mma takes in f32, forward and mostly backward: nothing but a band and lengths hides, and no sequence
 /// is short.

@@ -20,6 +20,7 @@ ROUNDING = (
     "wgmma",
     "wgmma_lagged",
     "wgmma_persistent",
+    "wgmma_halves",
 )  # kernels that round what goes into products of f16 and bf16
 MOST_GROUPS = 16  # one after another; a GPU is far from busy with the short ones
 NAMES = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "both": ("o", "dq", "dk", "dv")}

@@ -1,5 +1,7 @@
 """flash-attn 2's public functions on Tilewise: same names, signatures and meanings, in f32 too.
 
+Three of them also take `s_aux`, the sinks of FlashAttention-3 as transformers passes them.
+
 Tensors are [B, S, H, D], or [total, H, D] for packed sequences. `causal` and `window_size` count from the
 last query at the last key, a window of -1 has no end, and queries may have more heads than keys. Where
 `return_attn_probs` asks for more than the output, that is (out, lse, None): the weights are never formed. A
@@ -27,7 +29,7 @@ from tilewise.attention import attention, attention_decode, attention_varlen
 _NAMES = {
     **{"query": "q", "key": "k", "value": "v", "scale": "softmax_scale", "is_causal": "causal"},
     **{"window": "window_size", "window[0]": "window_size[0]", "window[1]": "window_size[1]"},
-    "page_table": "block_table",
+    **{"page_table": "block_table", "sinks": "s_aux"},
 }
 
 __all__ = [
@@ -53,6 +55,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Any:
     """Attention of q [B, Sq, Hq, D] over k [B, Sk, Hkv, D] and v [B, Sk, Hkv, Dv].
 
@@ -66,6 +70,7 @@ def flash_attn_func(
         alibi_slopes: f32 [Hq] or [B, Hq]: subtracts slope·abs(i + Sk - Sq - j) from the score.
         deterministic: makes the gradient bitwise repeatable.
         return_attn_probs: returns (out, lse, None).
+        s_aux: [Hq], a sink's logit for each head. Has a gradient.
 
     Returns:
         out [B, Sq, Hq, Dv]; lse is f32 [B, Hq, Sq].
@@ -89,6 +94,7 @@ def flash_attn_func(
         window=_window(window_size),
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        sinks=_sinks(s_aux),
         deterministic=deterministic,
         return_lse=True,
     )
@@ -162,6 +168,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Any:
     """Attention within sequences packed one after another: q [total_q, Hq, D], k and v [total_k, Hkv, D].
 
@@ -195,6 +203,7 @@ def flash_attn_varlen_func(
         window=_window(window_size),
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        sinks=_sinks(s_aux),
         deterministic=deterministic,
         return_lse=True,
     )
@@ -280,6 +289,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Any:
     """Attention of new tokens over a cache, to which their own keys and values may be appended first.
 
@@ -360,6 +371,7 @@ def flash_attn_with_kvcache(
         window=window,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        sinks=_sinks(s_aux),
         return_lse=True,
     )
     out = out.transpose(1, 2)
@@ -389,6 +401,12 @@ def _window(size: tuple[int, int]) -> Window | None:
         None if whole_of(f"window_size[{side}]", extent) < 0 else extent for side, extent in enumerate(size)
     )
     return None if left is right is None else (left, right)
+
+
+def _sinks(s_aux: Tensor | None) -> Tensor | None:
+    """In f32; transformers passes them in the type of q."""
+    check_optional_tensors(s_aux=s_aux)
+    return None if s_aux is None else s_aux.float()
 
 
 def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:

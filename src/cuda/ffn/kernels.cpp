@@ -13,8 +13,8 @@
 namespace tilewise::cuda {
 namespace {
 
-// A network on few tokens: two products for few rows, of which the second begins to read its weights while
-// the first is still at work.
+// A feed-forward network on few tokens: two GEMMs for few rows. The second begins to read its weights while
+// the first is still running (PDL).
 
 GemmProblem up_problem(const FfnProblem& problem) {
   return {.device = problem.device,
@@ -47,10 +47,10 @@ std::string supports(const FfnProblem& problem) {
   return reason.empty() ? few_rows_gemm.supports(down_problem(problem)) : reason;
 }
 
-/// How many tokens are taken at once, so that h does not exceed its bound, and h.
+/// Tokens are computed in chunks, so that h = f(gate) · up stays within max_intermediate_bytes.
 struct Plan {
-  std::int64_t chunk;
-  Matrix h;
+  std::int64_t chunk;  ///< tokens
+  Matrix h;            ///< [chunk, F]
 };
 
 Plan plan_of(const FfnCall& call, Arena& arena) {

@@ -16,7 +16,7 @@
 namespace tilewise::cuda {
 namespace {
 
-// What all kernels for Hopper need.
+// Why none of the kernels for Hopper can run a problem; empty if one may.
 std::string unsuited_for_hopper(const GemmProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
 #ifndef TILEWISE_HAS_WGMMA
@@ -61,10 +61,10 @@ std::string supports_few_rows(const GemmProblem& problem) {
   return unsuited_for_halves(problem);
 }
 
-// What was measured on an H200 (docs/gemm.md): cuBLAS reads large weights once sooner, where it has nothing
-// to do but to multiply more rows than one.
+// Measured on an H200 (docs/gemm.md): with two rows or more and a plain epilogue, cuBLASLt reads large
+// weights faster.
 std::string few_rows_yields(const GemmProblem& problem) {
-  if (problem.m == 1 && problem.k % 8 == 0 && problem.k <= gemm::Streams::most_summands()) return {};
+  if (problem.m == 1 && problem.k % 8 == 0 && problem.k <= gemm::Streams::most_k()) return {};
   constexpr std::int64_t large = std::int64_t{4096} * 4096;
   if (problem.gated || problem.activation != Activation::none || problem.n * problem.k < large) return {};
   if (!cublaslt_gemm.supports(problem).empty() || !cublaslt_gemm.yields(problem).empty()) return {};

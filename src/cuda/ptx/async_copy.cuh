@@ -4,9 +4,9 @@
 
 namespace tilewise::cuda {
 
-// Copies from global to shared memory that do not pass through registers (sm_80 on); before, ordinary copies.
+// Asynchronous copies from global to shared memory (cp.async, from sm_80 on; ordinary copies before).
 
-/// The first `bytes` of 16, and zeros for the others. Both addresses are multiples of 16.
+/// Copies the first `bytes` of 16, and writes zeros for the others. Both addresses are multiples of 16.
 __device__ __forceinline__ void copy_async_part(void* to_smem, const void* from_gmem, int bytes) {
 #if __CUDA_ARCH__ >= 800
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_smem));
@@ -18,7 +18,7 @@ __device__ __forceinline__ void copy_async_part(void* to_smem, const void* from_
 #endif
 }
 
-/// 16 bytes, or 16 zero bytes where not `valid`. Both addresses are multiples of 16.
+/// Copies 16 bytes, or writes zeros if not `valid`. Both addresses are multiples of 16.
 __device__ __forceinline__ void copy_async_16(void* to_smem, const void* from_gmem, bool valid) {
 #if __CUDA_ARCH__ >= 800
   copy_async_part(to_smem, from_gmem, valid ? 16 : 0);
@@ -27,7 +27,7 @@ __device__ __forceinline__ void copy_async_16(void* to_smem, const void* from_gm
 #endif
 }
 
-/// One float.
+/// Copies one float.
 __device__ __forceinline__ void copy_async_4(float* to_smem, const float* from_gmem) {
 #if __CUDA_ARCH__ >= 800
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_smem));
@@ -37,14 +37,14 @@ __device__ __forceinline__ void copy_async_4(float* to_smem, const float* from_g
 #endif
 }
 
-/// Ends a group of copies.
+/// Commits the thread's copies since the last commit as a group.
 __device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;");
 #endif
 }
 
-/// Waits until at most `groups` of this thread's groups are under way.
+/// Waits until at most `groups` of this thread's groups are in flight.
 template <int groups>
 __device__ __forceinline__ void wait_copies() {
 #if __CUDA_ARCH__ >= 800

@@ -9,21 +9,21 @@
 
 namespace tilewise::cuda {
 
-// Two blocks that run at the same time on neighbouring multiprocessors and reach each other's shared memory
-// (a cluster, sm_90 on; their kernel says __cluster_dims__).
+// Clusters of two CTAs (from sm_90 on), which run at the same time on neighbouring SMs and can access each
+// other's shared memory. Their kernel has __cluster_dims__.
 
-/// This block's number of the two.
-__device__ __forceinline__ int place_in_pair() { return static_cast<int>(blockIdx.x % 2); }
+/// The CTA's rank in the cluster.
+__device__ __forceinline__ int rank_in_pair() { return static_cast<int>(blockIdx.x % 2); }
 
-/// A barrier of all threads of both blocks. It puts nothing in order that was written before, but for the
-/// inits of barriers, by their own fence.
+/// A barrier of all threads of both CTAs. It does not order earlier writes, except the initialisation of
+/// mbarriers, which has a fence of its own.
 __device__ __forceinline__ void sync_pair() {
   ::cuda::ptx::barrier_cluster_arrive(::cuda::ptx::sem_relaxed);
   ::cuda::ptx::barrier_cluster_wait();
 }
 
-/// Arrives at the barrier that stands at the same place of the shared memory of block `of` of the two. What
-/// was read before, products have read: there is nothing else to put in order.
+/// Arrives at the mbarrier at the same offset in the shared memory of CTA `of` of the cluster. Only products
+/// have read the stage before, so there is nothing else to order.
 __device__ __forceinline__ void arrive_in(int of, const Mbarrier* barrier_smem) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -37,8 +37,8 @@ __device__ __forceinline__ void arrive_in(int of, const Mbarrier* barrier_smem) 
 #endif
 }
 
-/// As copy_box, into both blocks, to the same place of either's shared memory, where the same barriers are
-/// told.
+/// Like copy_box(), but multicast to both CTAs: to the same offset in the shared memory of each, signalling
+/// the mbarrier at the same offset of each.
 __device__ __forceinline__ void copy_box_to_both(void* to_smem, const CUtensorMap& map,
                                                  Mbarrier* barrier_smem, int column, int row) {
   const std::int32_t place[2] = {column, row};

@@ -8,32 +8,33 @@
 
 namespace tilewise::cuda {
 
-// A kernel that begins before the one ahead of it in the stream has ended (sm_90 on), where the launch allows
-// it (Launch::early).
+// Programmatic dependent launch (PDL, from sm_90 on): a kernel starts before the previous one in the stream
+// has ended, if the launch allows it (Launch::early).
 
-/// Waits until the kernel ahead has ended and what it wrote is to be seen. Nothing it may write is read, and
-/// nothing it may read is written before. Returns at once where there is none.
-__device__ __forceinline__ void wait_for_kernel_ahead() {
+/// Waits until the previous kernel has ended and its writes are visible. Before this wait, a kernel must not
+/// read what the previous one may write, nor write what it may read. Returns at once if there is no previous
+/// kernel.
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// Lets the kernel behind begin, once all blocks have come here.
-__device__ __forceinline__ void let_kernel_behind_begin() {
+/// Lets the next kernel in the stream start, once all CTAs have called this.
+__device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// For a kernel of a chain that all begin early: what was ahead is done, and the next may take the places
-/// that become free.
-__device__ __forceinline__ void take_turn_in_chain() {
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+/// For a chain of kernels that all start early: waits for the previous kernel, then lets the next one start
+/// on SMs that become free.
+__device__ __forceinline__ void join_pdl_chain() {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 }
 
-/// Brings bytes, in multiples of 16 and from one on, into the L2 (sm_90 on).
+/// Prefetches bytes into the L2 (from sm_90 on). The address and `bytes` are multiples of 16.
 __device__ __forceinline__ void prefetch_l2(const void* from_gmem, std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from_gmem), "r"(bytes) : "memory");

@@ -4,14 +4,15 @@
 
 namespace tilewise::cuda {
 
-// Words in global memory by which blocks tell each other that something has been written.
+// Flags in global memory, by which CTAs signal each other that data has been written.
 
-/// What this thread wrote before, or saw others write, is to be seen by whoever finds the word.
+/// Stores a word with release semantics: a thread that awaits it then sees what this thread wrote, or had
+/// seen, before.
 __device__ __forceinline__ void raise_flag(std::uint32_t* flag, std::uint32_t word) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(word) : "memory");
 }
 
-/// Waits for it.
+/// Waits until the flag has that word, with acquire semantics.
 __device__ __forceinline__ void await_flag(const std::uint32_t* flag, std::uint32_t word) {
   std::uint32_t found;
   do {

@@ -4,8 +4,8 @@
 
 namespace tilewise::cuda {
 
-/// 16 bytes that are read once, so that they take no place in the L1; zeros where not `valid`. Loads stay in
-/// the order of the source: a compiler that gathers them leaves nothing under way meanwhile.
+/// Loads 16 bytes that are read only once and so bypass the L1; gives zeros if not `valid`. The loads stay in
+/// the order of the source: if the compiler gathered them, none would be in flight in the meantime.
 __device__ __forceinline__ uint4 load_once(const void* from_gmem, bool valid) {
   uint4 to;
   asm volatile(

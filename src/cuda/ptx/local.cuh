@@ -4,16 +4,16 @@
 
 namespace tilewise::cuda {
 
-/// The same address, of which the compiler knows nothing: a local array reached by it alone is in memory, and
-/// takes no registers.
+/// The same address, but opaque to the compiler: a local array that is accessed only through it is in memory
+/// and takes no registers.
 template <typename T>
 __device__ __forceinline__ T* in_memory(T* address) {
   asm volatile("" : "+l"(address)::"memory");
   return address;
 }
 
-/// The same number, of which the compiler knows nothing: what follows from it is computed where it is used,
-/// and not ahead of a loop or a branch, where it would take registers.
+/// The same number, but opaque to the compiler: what depends on it is computed where it is used, and not
+/// before a loop or a branch, where it would take registers.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -23,8 +23,8 @@ __device__ __forceinline__ std::int64_t opaque(std::int64_t x) {
   return x;
 }
 
-/// The first lane's number, of which the compiler then knows that a warp's lanes share it: it may be kept in
-/// the registers that a warp has besides those of its lanes.
+/// The first lane's number. The compiler then knows that all lanes share it, and may keep it in a uniform
+/// register.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 __device__ __forceinline__ std::int64_t uniform(std::int64_t x) { return __shfl_sync(~0u, x, 0); }
 template <typename T>

@@ -7,14 +7,14 @@
 
 namespace tilewise::cuda {
 
-// Tensor cores by warp (sm_80 on): 8 x 8 matrices of 16-bit elements from shared memory into the fragments
-// of a product, and the product itself. With g = lane / 4 and t = lane % 4, a lane holds
+// Tensor cores by mma.sync (from sm_80 on): loads of 8 x 8 matrices of 16-bit elements from shared memory
+// into fragments, and the product of a warp. With g = lane / 4 and t = lane % 4, a lane holds
 //   of a, 16 x 16:  (g, 2t), (g, 2t + 1); the same of row g + 8; the same two of column + 8
 //   of b, 16 x 8:   (2t, g), (2t + 1, g); the same of row + 8
 //   of c, 16 x 8:   (g, 2t), (g, 2t + 1); the same of row g + 8
-// two elements of a and b to a register, the first in the low half.
+// A register has two elements of a or b, the first in the low half.
 
-/// Four matrices whose rows of 16 bytes are at the addresses the lanes give: lanes 8n to 8n + 7 those of
+/// Loads four matrices whose rows of 16 bytes are at the lanes' addresses: lanes 8n to 8n + 7 have those of
 /// matrix n. A lane gets elements 2t and 2t + 1 of row g of each.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t address_smem) {
 #if __CUDA_ARCH__ >= 800
@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint3
 #endif
 }
 
-/// The same of the transposed matrices: elements 2t and 2t + 1 of column g.
-__device__ __forceinline__ void load_matrices_turned(std::uint32_t (&to)[4], std::uint32_t address_smem) {
+/// The same, transposed: a lane gets elements 2t and 2t + 1 of column g of each matrix.
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4], std::uint32_t address_smem) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -34,8 +34,8 @@ __device__ __forceinline__ void load_matrices_turned(std::uint32_t (&to)[4], std
 }
 
 #ifndef TILEWISE_NOTHING_OF_90
-/// The way back, on sm_90: elements 2t and 2t + 1 of row g of each matrix from every lane to rows of 16 bytes
-/// at the addresses the lanes give.
+/// Stores four matrices (from sm_90 on): elements 2t and 2t + 1 of row g of each from every lane, to rows of
+/// 16 bytes at the lanes' addresses.
 __device__ __forceinline__ void store_matrices(std::uint32_t address_smem, const std::uint32_t (&from)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address_smem),
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address_smem, const
 }
 #endif
 
-/// c += a b, summed in f32.
+/// c += a·b, accumulated in f32.
 template <typename T>
 __device__ __forceinline__ void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4],
                                                   std::uint32_t b0, std::uint32_t b1);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void multiply_matrices<__nv_bfloat16>(float (&c)[4], 
 #endif
 }
 
-/// c = a b.
+/// c = a·b.
 template <typename T>
 __device__ __forceinline__ void product_of_matrices(float (&c)[4], const std::uint32_t (&a)[4],
                                                     std::uint32_t b0, std::uint32_t b1);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void product_of_matrices<__half>(float (&c)[4], const
 #endif
 }
 
-/// Two numbers rounded to 16 bits, the first in the low half.
+/// Rounds two numbers to 16 bits, the first into the low half.
 template <typename T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);
 template <>
@@ -110,11 +110,12 @@ __device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t two) {
 #if __CUDA_ARCH__ >= 900
   return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(two));
 #else
-  return {__uint_as_float(two << 16), __uint_as_float(two & 0xFFFF0000u)};  // what CUDA's makes of it on 9.0
+  return {__uint_as_float(two << 16),
+          __uint_as_float(two & 0xFFFF0000u)};  // what __bfloat1622float2 compiles to on sm_90
 #endif
 }
 
-/// Two ones.
+/// A register with two ones.
 template <typename T>
 inline constexpr std::uint32_t two_ones = 0;
 template <>

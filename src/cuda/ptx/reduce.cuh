@@ -21,8 +21,8 @@ __device__ __forceinline__ void add_4(float* to, float4 value) {
 #endif
 }
 
-/// The same for numbers of any size: what is added in memory itself counts as 0 below 2^-126, the sum as what
-/// is added to it.
+/// The same for numbers of any magnitude. Atomics in memory flush denormals to 0, both operands and sums;
+/// this function adds small numbers by compare-and-swap instead.
 __device__ __forceinline__ void add_4_of_any_size(float* to, float4 value) {
   constexpr float small = 0x1p-100f;
   const auto is_small = [](float x) { return x != 0 && fabsf(x) < small; };

@@ -4,7 +4,7 @@
 
 namespace tilewise::cuda {
 
-// Loads from shared memory by its own addresses, of 32 bits, which may be sums and exclusive ors of anything.
+// Loads by 32-bit addresses of shared memory, which may be computed by sums and exclusive ors.
 
 __device__ __forceinline__ std::uint32_t load_byte(std::uint32_t address_smem) {
   std::uint32_t byte;
@@ -18,7 +18,7 @@ __device__ __forceinline__ float load_float(std::uint32_t address_smem) {
   return one;
 }
 
-/// Two bytes that lie together, the first in the low eight bits.
+/// Loads two neighbouring bytes, the first into the low eight bits.
 __device__ __forceinline__ std::uint32_t load_two_bytes(std::uint32_t address_smem) {
   std::uint16_t both;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(address_smem) : "memory");
@@ -34,9 +34,10 @@ __device__ __forceinline__ float2 load_two_floats(std::uint32_t address_smem) {
   return both;
 }
 
-// The same in no order with other accesses but that of `pin_address`: the compiler has them early.
+// The same, but not volatile: the compiler may move these loads ahead of other accesses, except across
+// pin_address().
 
-/// What is loaded by this address comes behind what stands before.
+/// Keeps loads by this address behind the memory accesses before this call.
 __device__ __forceinline__ void pin_address(std::uint32_t& address_smem) {
   asm volatile("" : "+r"(address_smem)::"memory");
 }

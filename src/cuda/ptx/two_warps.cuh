@@ -2,13 +2,13 @@
 
 namespace tilewise::cuda {
 
-// Barriers of two warps, the block's others passing by. Number 0 is __syncthreads'.
+// Named barriers of two warps of a CTA. Number 0 is that of __syncthreads.
 
 __device__ __forceinline__ void sync_two_warps(int number) {
   asm volatile("bar.sync %0, 64;" ::"r"(number) : "memory");
 }
 
-/// The same, and whether `value` is true in any of their threads.
+/// The same; returns whether `value` is true in any thread of the two warps.
 __device__ __forceinline__ bool any_of_two_warps(int number, bool value) {
   int any;
   asm volatile(

@@ -4,10 +4,11 @@
 
 namespace tilewise::cuda {
 
-// What concerns four warps together, or picks one lane (sm_90a).
+// Instructions of a warpgroup (sm_90a), and the choice of one lane.
 
-/// A warpgroup gives registers back, or takes them; each must be done by all its warps, and all warpgroups
-/// together must not come to more than the block started with: taking waits until there are as many.
+/// A warpgroup gives up registers, or takes more (setmaxnreg). All its warps must execute it. All warpgroups
+/// together must not need more registers than the CTA started with: taking waits until enough have been given
+/// up.
 template <int registers>
 __device__ __forceinline__ void keep_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -21,7 +22,8 @@ __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-/// The lane's number, read anew each time: what is made of it is not kept in registers from before a loop.
+/// The lane's number, read again at each call, so that nothing derived from it stays in registers across a
+/// loop.
 __device__ __forceinline__ int lane_now() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -7,19 +7,19 @@
 
 namespace tilewise::cuda {
 
-// Tensor cores by warpgroup (sm_90a): products of tiles in shared memory that run while the warpgroup goes
-// on. c is 64 x n in f32, warp w of four having rows 16w to 16w + 15. With g = lane / 4 and t = lane % 4 a
-// lane holds c[4j], c[4j + 1] = (g, 8j + 2t), (g, 8j + 2t + 1) and c[4j + 2], c[4j + 3] = the same of row g
-// + 8.
+// Tensor cores by wgmma (sm_90a): asynchronous products of a warpgroup, of tiles in shared memory. The
+// accumulator c is 64 x n in f32; warp w of the four has rows 16w to 16w + 15. With g = lane / 4 and t = lane
+// % 4, a lane holds c[4j], c[4j + 1] = (g, 8j + 2t), (g, 8j + 2t + 1), and c[4j + 2], c[4j + 3] = the same of
+// row g + 8.
 //
-// A tile in shared memory stands in panels of 64 columns: rows of 128 bytes whose chunks of 16 are
-// exclusive-ored with the row's number (what TMA calls a swizzle of 128 bytes), beginning at a multiple of
-// 1024. Which of its dimensions is summed over is up to the product.
+// A tile in shared memory consists of panels of 64 columns: rows of 128 bytes, in which the index of a
+// 16-byte chunk is exclusive-ored with the row's number (TMA's swizzle of 128 bytes). A panel starts at a
+// multiple of 1024 bytes. Either dimension of a tile may be K.
 
-/// Tells wgmma where a tile is. Steps inside are added to it in units of 16 bytes.
+/// wgmma's descriptor of a tile. Offsets inside the tile are added to it in units of 16 bytes.
 using TileDescriptor = std::uint64_t;
 
-/// `panel_bytes` is how far panels lie apart; it matters where the product runs along them.
+/// `panel_bytes` is the distance between panels; it matters only if an instruction reads several panels.
 __device__ __forceinline__ TileDescriptor describe_tile(std::uint32_t address_smem, int panel_bytes) {
   constexpr TileDescriptor swizzle_128 = TileDescriptor{1} << 62;
   constexpr TileDescriptor eight_rows = TileDescriptor{1024 / 16} << 32;
@@ -27,19 +27,20 @@ __device__ __forceinline__ TileDescriptor describe_tile(std::uint32_t address_sm
          (address_smem & 0x3FFFF) >> 4;
 }
 
-/// Before products: registers they read or add to, written by other means, are in order with them.
+/// Orders earlier accesses to registers, by other instructions, before products that read or accumulate in
+/// them.
 __device__ __forceinline__ void fence_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-/// Ends a group of products.
+/// Commits the products since the last commit as a group.
 __device__ __forceinline__ void commit_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-/// Waits until at most `groups` of them are under way. Only then may registers of the others be touched.
+/// Waits until at most `groups` groups are in flight. Registers of the completed ones may be used then.
 template <int groups>
 __device__ __forceinline__ void wait_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -47,7 +48,7 @@ __device__ __forceinline__ void wait_products() {
 #endif
 }
 
-/// Keeps the compiler from moving what is done with registers past a fence or a wait.
+/// Keeps the compiler from moving accesses to these registers across a fence or a wait.
 template <int n>
 __device__ __forceinline__ void pin(float (&registers)[n]) {
 #pragma unroll
@@ -59,21 +60,22 @@ __device__ __forceinline__ void pin(std::uint32_t (&registers)[m][n]) {
   for (int i = 0; i < m * n; ++i) asm volatile("" : "+r"(registers[i / n][i % n])::"memory");
 }
 
-/// Registers whose values nobody needs: products that begin anew are not taken to add to them.
+/// Tells the compiler that the registers' values are not needed: a product that starts anew does not read
+/// them.
 template <int n>
 __device__ __forceinline__ void forget(float (&registers)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "=f"(registers[i]));
 }
 
-/// The instructions for c of n columns and 16 summands, by the type of a and b.
-///   from_shared: c = a b, or c += a b where `add`; of a the rows, of b the columns lie in panels along what
-///     is summed over (K-major); where turned, of a the columns, of b the rows do (MN-major)
-///   from_registers: the same; a as mma.sync has it (matrix.cuh), of b the rows lie in panels (MN-major)
+/// The instructions for an accumulator c of n columns and K = 16, by the type of a and b.
+///   from_shared: c = a·b, or c += a·b if `add`. Operands are K-major, or MN-major if transposed_a or
+///   transposed_b. from_registers: the same with fragments of a as in mma.sync (matrix.cuh). By default b is
+///   MN-major.
 template <typename T, int n>
 struct WarpgroupProduct;
 
-// An instruction names each of its registers. Lists of them are put together from pieces of 8.
+// An instruction names each of its registers. These lists are composed of groups of 8.
 #define TILEWISE_C8(i)                                                                        \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
       "+f"(c[i + 6]), "+f"(c[i + 7])
@@ -116,11 +118,11 @@ struct WarpgroupProduct;
   ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define TILEWISE_C_128 TILEWISE_C_112, TILEWISE_C8(112), TILEWISE_C8(120)
 
-// Operands behind c's registers are numbered from `half` on: i0, i1, ...
+// The operands after c's registers are numbered from `half` on: i0, i1, ...
 #define TILEWISE_PRODUCT(T, type, n, half, i0, i1, i2, i3, i4, i5, i6)                                       \
   template <>                                                                                                \
   struct WarpgroupProduct<T, n> {                                                                            \
-    template <int turned_a = 0, int turned_b = 0>                                                            \
+    template <int transposed_a = 0, int transposed_b = 0>                                                    \
     static __device__ __forceinline__ void from_shared(float (&c)[half], TileDescriptor a, TileDescriptor b, \
                                                        bool add) {                                           \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " i2                                                    \
@@ -128,18 +130,19 @@ struct WarpgroupProduct;
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                           \
                    " {" TILEWISE_REGISTERS_##half "}, " i0 ", " i1 ", p, 1, 1, " i3 ", " i4 ";\n}"           \
                    : TILEWISE_C_##half                                                                       \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(turned_a), "n"(turned_b));              \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(transposed_a), "n"(transposed_b));      \
     }                                                                                                        \
-    template <int turned_b = 1>                                                                              \
+    template <int transposed_b = 1>                                                                          \
     static __device__ __forceinline__ void from_registers(float (&c)[half], const std::uint32_t (&a)[4],     \
                                                           TileDescriptor b, bool add) {                      \
-      asm volatile(                                                                                          \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                             \
-          ", 0;\n"                                                                                           \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TILEWISE_REGISTERS_##half     \
-          "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", p, 1, 1, " i6 ";\n}"                                 \
-          : TILEWISE_C_##half                                                                                \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(turned_b));  \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                    \
+                   ", 0;\n"                                                                                  \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                           \
+                   " {" TILEWISE_REGISTERS_##half "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4                 \
+                                                  ", p, 1, 1, " i6 ";\n}"                                    \
+                   : TILEWISE_C_##half                                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),         \
+                     "n"(transposed_b));                                                                     \
     }                                                                                                        \
   };
 

@@ -6,8 +6,8 @@
 
 namespace tilewise::cuda {
 
-/// Throws DeviceError naming what was tried. The error is taken off the runtime's record, so that the next
-/// call is not blamed for it (one that broke the device stays: every call then reports it).
+/// Throws DeviceError, with `what` was tried. Clears the runtime's error state, so that the next call does
+/// not report the error again (one that broke the device stays, and every call reports it).
 void check_cuda(cudaError_t status, const char* what);
 
 }  // namespace tilewise::cuda

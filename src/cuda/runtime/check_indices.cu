@@ -17,7 +17,7 @@ __device__ AttentionFault fault_of(const AttentionIndices& indices, std::int64_t
 }
 __device__ RopeFault fault_of(const RopeIndices& indices, std::int64_t item) { return indices.fault(item); }
 
-/// The number of the first item with a fault, among `items`.
+/// Finds the number of the first item with a fault; leaves *first as it is if there is none.
 template <typename Indices>
 __global__ void __launch_bounds__(check_threads)
     find_fault(const __grid_constant__ Indices indices, std::int64_t items, unsigned long long* first) {
@@ -26,20 +26,21 @@ __global__ void __launch_bounds__(check_threads)
        item += step) {
     if (!fault_of(indices, item).found()) continue;
     atomicMin(first, static_cast<unsigned long long>(item));
-    return;  // those to come are behind it
+    return;  // the thread's other items come later
   }
 }
 
+/// Writes the fault of item *first, or none if no item has one.
 template <typename Indices, typename Fault>
-__global__ void tell_fault(const __grid_constant__ Indices indices, std::int64_t items,
-                           const unsigned long long* first, Fault* fault) {
+__global__ void write_fault(const __grid_constant__ Indices indices, std::int64_t items,
+                            const unsigned long long* first, Fault* fault) {
   *fault = *first < static_cast<unsigned long long>(items)
                ? fault_of(indices, static_cast<std::int64_t>(*first))
                : Fault{};
 }
 
-/// What the kernels leave, in memory of the stream's own: calls with a workspace of their caller's know
-/// nothing of this.
+/// The kernels' results, in memory allocated on the stream: the size of a caller's workspace does not depend
+/// on the check.
 template <typename Fault>
 struct Found {
   unsigned long long* first = nullptr;
@@ -76,8 +77,8 @@ Fault find(const Indices& indices, const Context& context) {
   launch<find_fault<Indices>>(
       {.name = check_name, .blocks = blocks, .threads = check_threads, .stream = stream}, indices, items,
       found.first);
-  launch<tell_fault<Indices, Fault>>({.name = check_name, .blocks = 1, .threads = 1, .stream = stream},
-                                     indices, items, found.first, found.fault);
+  launch<write_fault<Indices, Fault>>({.name = check_name, .blocks = 1, .threads = 1, .stream = stream},
+                                      indices, items, found.first, found.fault);
   Fault fault;
   check_cuda(cudaMemcpyAsync(&fault, found.fault, sizeof(fault), cudaMemcpyDeviceToHost, stream), check_name);
   check_cuda(cudaStreamSynchronize(stream), check_name);

@@ -6,8 +6,8 @@
 
 namespace tilewise::cuda {
 
-/// The first fault of index tensors on a device, which a kernel looks for: see core/index_fault.h. Waits for
-/// the stream. Throws Unsupported where that is captured into a graph.
+/// The first fault of index tensors on a device (core/index_fault.h), found by a kernel. Waits for the
+/// stream. Throws Unsupported if the stream is being captured into a graph.
 AttentionFault first_fault(const AttentionIndices& indices, const Context& context);
 RopeFault first_fault(const RopeIndices& indices, const Context& context);
 

@@ -15,7 +15,7 @@ int code_architecture() {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel);
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
-    cudaGetLastError();  // or the next call would be blamed for it
+    cudaGetLastError();  // clears the error, which the next call would report otherwise
     return 0;
   }
   check_cuda(status, "asking which code a CUDA device runs");

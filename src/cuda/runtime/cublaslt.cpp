@@ -17,7 +17,7 @@ struct Found {
   std::string reason;  ///< why there is none
 };
 
-// One that is loaded already, as PyTorch's, comes first: a process should not have two.
+// Prefers a library that is loaded already, such as PyTorch's: a process should not have two.
 void* open_library() {
   constexpr std::array names = {"libcublasLt.so.13", "libcublasLt.so.12"};
   for (const int how : {RTLD_NOLOAD, 0}) {
@@ -53,8 +53,8 @@ Found look_for_library() {
   return found;
 }
 
-// While a stream of this thread is captured, what might synchronise is refused. Making a handle concerns no
-// stream.
+// While a stream of this thread is being captured, CUDA refuses calls that might synchronise. Creating a
+// handle involves no stream, so this scope permits it.
 class OutsideOfCapture {
  public:
   OutsideOfCapture() { check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "leaving a capture"); }
@@ -66,8 +66,8 @@ class OutsideOfCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// A device's handle, or why there is none: a library that loads may still find too little memory, or a driver
-// that is older than it.
+// A device's handle, or the reason why there is none: even if the library loads, memory may be too small or
+// the driver too old.
 struct Made {
   CublasLt::Handle handle = nullptr;
   std::string reason;

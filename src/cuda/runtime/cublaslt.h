@@ -8,8 +8,8 @@
 
 namespace tilewise::cuda {
 
-/// cuBLASLt, where the machine has it. It is looked for when first needed, and neither linked nor built with:
-/// what stands here is the part of its interface that is called, the same in versions 12 and 13.
+/// cuBLASLt, if the machine has it. It is loaded when it is first needed, not linked, and its headers are not
+/// used: this is the part of its interface that is called, which is the same in versions 12 and 13.
 struct CublasLt {
   using Status = int;  ///< 0 is success
   using Handle = struct HandleOf*;
@@ -26,12 +26,14 @@ struct CublasLt {
     float waves;
     int reserved[4];
   };
-  // Values of its enumerations.
+  // Values of cuBLASLt's enumerations.
   static constexpr int compute_f32 = 68;
-  static constexpr int transpose_a = 3, transpose_b = 4, epilogue = 7, bias_pointer = 8;  // description's
+  static constexpr int transpose_a = 3, transpose_b = 4, epilogue = 7,
+                       bias_pointer = 8;  // attributes of a description
   static constexpr std::int32_t transposed = 1;
   static constexpr std::uint32_t add_bias = 4;
-  static constexpr int most_workspace = 1, reductions = 3, alignment_a = 5;  // preference's; b, c, d follow a
+  static constexpr int most_workspace = 1, reductions = 3,
+                       alignment_a = 5;  // attributes of a preference; b, c, d follow a
   static constexpr std::uint32_t reduce_in_f32 = 2;
 
   Status (*create)(Handle*);
@@ -50,20 +52,20 @@ struct CublasLt {
                      void* workspace, std::size_t, cudaStream_t);
 };
 
-/// Null where there is none; then `reason` says why.
+/// Null if it cannot be loaded; then `reason` says why.
 const CublasLt* find_cublaslt(std::string* reason = nullptr);
 
-/// Empty where the library has a handle for the device, else why it has none. Both are found out once.
+/// The reason why there is no handle for the device; empty if there is one. Determined once per device.
 std::string missing_cublaslt(int device);
 
-/// The handle of the current device, made when first asked for, also while a stream is captured. Throws
-/// DeviceError where it cannot be made.
+/// The handle of the current device, created at the first call, even while a stream is being captured. Throws
+/// DeviceError if it cannot be created.
 CublasLt::Handle cublaslt_handle();
 
-/// Makes a handle with those functions; gives the reason where that fails.
+/// Creates a handle with these functions. Returns the reason if that fails.
 std::string make_handle(const CublasLt& lt, CublasLt::Handle& handle);
 
-/// Throws DeviceError naming what was tried.
+/// Throws DeviceError, with `what` was tried, if the status is not success.
 void check_cublaslt(CublasLt::Status status, const char* what);
 
 }  // namespace tilewise::cuda

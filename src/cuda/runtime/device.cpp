@@ -29,7 +29,7 @@ DeviceProperties read_properties(int index) {
   const int code = code_architecture();
   properties.has_code = code != 0;
   if (code == 0) return properties;
-  // With older code it is as good as an older GPU.
+  // With code for an older architecture, the device counts as an older GPU.
   if (code < 90) properties.compute_capability = std::min(properties.compute_capability, code);
   properties.shared_bytes = std::min(properties.shared_bytes, shared_bytes_of(code));
   return properties;

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Declares `name`, an array of T: the shared memory whose size the launch gives.
+/// Declares `name`, an array of T: the dynamic shared memory, whose size the launch gives.
 #ifdef TILEWISE_EMULATOR
 #include "emulator.h"
 #define TILEWISE_DYNAMIC_SHARED(T, name, alignment) \

@@ -4,9 +4,7 @@
 
 namespace tilewise::cuda {
 
-/// Whether a kernel can begin there before the one ahead of it has ended (Launch::early).
-inline bool begins_early(const Device& device) {
-  return device_properties(device.index).compute_capability >= 90;
-}
+/// Whether the device has PDL: a kernel can start before the previous one has ended (Launch::early).
+inline bool has_pdl(const Device& device) { return device_properties(device.index).compute_capability >= 90; }
 
 }  // namespace tilewise::cuda

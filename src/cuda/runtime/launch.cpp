@@ -12,7 +12,7 @@
 namespace tilewise::cuda {
 namespace {
 
-// The driver's own launch takes less of the host's time than the runtime's. Null where it is not to be had.
+// The driver's launch function, which takes less host time than the runtime's. Null if it cannot be found.
 PFN_cuLaunchKernelEx_v11060 driver_launch() {
   static const PFN_cuLaunchKernelEx_v11060 function = [] {
     constexpr unsigned since = 11060;
@@ -20,20 +20,20 @@ PFN_cuLaunchKernelEx_v11060 driver_launch() {
     cudaDriverEntryPointQueryResult result{};
     const cudaError_t status =
         cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &found, since, cudaEnableDefault, &result);
-    const bool there = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return there ? reinterpret_cast<PFN_cuLaunchKernelEx_v11060>(found) : nullptr;
+    const bool exists = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return exists ? reinterpret_cast<PFN_cuLaunchKernelEx_v11060>(found) : nullptr;
   }();
   return function;
 }
 
-// A kernel as the driver has it, or null. It is the same in all threads. In a thread without a context the
-// driver refuses it; the runtime then launches the kernel and makes the device's context current.
+// The driver's handle of a kernel, or null. All threads share it. In a thread without a context the driver
+// refuses to launch; the runtime then launches the kernel and makes the device's context current.
 CUfunction function_of(const void* kernel, KnownKernel& known, int device) {
   std::atomic<cudaFunction_t>& place = known.function[device % KnownKernel::devices];
   cudaFunction_t function = place.load(std::memory_order_acquire);
   if (function == nullptr) {
     if (cudaGetFuncBySymbol(&function, kernel) != cudaSuccess) {
-      cudaGetLastError();  // the launch itself will say what is wrong
+      cudaGetLastError();  // clears the error: the launch itself will report it
       return nullptr;
     }
     place.store(function, std::memory_order_release);
@@ -41,17 +41,18 @@ CUfunction function_of(const void* kernel, KnownKernel& known, int device) {
   return function;
 }
 
-// Threads that raise the limit of a kernel to different sizes take turns: it never falls.
+// Raises a kernel's limit of shared memory. The mutex keeps the limit from falling if threads raise it to
+// different sizes.
 void raise_limit(const void* kernel, KnownKernel& known, int device, const Launch& how) {
-  static std::mutex turns;
+  static std::mutex mutex;
   std::atomic<std::size_t>& limit = known.shared_limit[device % KnownKernel::devices];
   if (limit.load() >= how.shared_bytes) return;
-  const std::lock_guard turn(turns);
+  const std::lock_guard lock(mutex);
   if (limit.load() >= how.shared_bytes) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(how.shared_bytes)),
              how.name);
-  // A multiprocessor divides its memory between the L1 and blocks by what the kernel that runs asked for.
+  // An SM splits its memory between the L1 and shared memory as the running kernel asked for.
   if (how.beside) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),
@@ -89,7 +90,7 @@ void launch_untyped(const void* kernel, KnownKernel& known, const Launch& how, c
   if (how.shared_bytes > shared_without_asking) raise_limit(kernel, known, device, how);
   const CUfunction function = driver_launch() == nullptr ? nullptr : function_of(kernel, known, device);
   if (function != nullptr && launch_by_driver(function, how, arguments)) return;
-  // What the driver refuses the runtime refuses too, and says why.
+  // If the driver refuses the launch, the runtime either launches or gives the reason.
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

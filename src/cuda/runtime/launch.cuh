@@ -13,27 +13,29 @@
 
 namespace tilewise::cuda {
 
-/// How a kernel is launched. The name is what errors and profiles call it.
+/// How a kernel is launched. Errors and profiles show the name.
 struct Launch {
   const char* name;
   std::int64_t blocks;
   int threads;
-  int layers = 1;  ///< of so many blocks: the grid's second dimension
+  int layers = 1;  ///< the grid's second dimension
   std::size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
-  bool early = false;   ///< may begin before the kernel ahead has ended, which it waits for itself (sm_90 on)
-  bool beside = false;  ///< wants blocks of other kernels to find shared memory beside its own
+  /// PDL (from sm_90 on): the kernel may start before the previous one has ended, for which it waits itself.
+  bool early = false;
+  /// Asks for the largest carve-out of shared memory, so that CTAs of other kernels fit beside its own.
+  bool beside = false;
 };
 
-/// What is known of a kernel, by device: what its limit of shared memory was raised to, and the driver's
-/// handle.
+/// A kernel's state by device: the limit that its shared memory was raised to, and the driver's handle.
 struct KnownKernel {
   static constexpr int devices = 64;
   std::atomic<std::size_t> shared_limit[devices];
   std::atomic<cudaFunction_t> function[devices];
 };
 
-/// launch() without the types, which every file that launches would compile again. An address an argument.
+/// launch() without types, which every file that launches would otherwise compile again. `arguments` has the
+/// address of each argument.
 void launch_untyped(const void* kernel, KnownKernel& known, const Launch& how, const void** arguments);
 
 template <typename... Parameters>
@@ -54,12 +56,13 @@ void launch_typed(void (*kernel)(Parameters...), KnownKernel& known, const Launc
   launch_untyped(reinterpret_cast<const void*>(kernel), known, how, addresses);
 }
 
-/// The one way to launch: raises the limit of shared memory where needed (for a kernel and device), marks a
-/// range and throws DeviceError with the kernel's name when the launch fails. No blocks, no launch.
+/// The one way to launch. Raises the kernel's limit of shared memory on the device if needed, marks a range
+/// for profiles, and throws DeviceError with the kernel's name if the launch fails. Does nothing if there are
+/// no blocks.
 template <auto kernel, typename... Arguments>
 void launch(const Launch& how, const Arguments&... arguments) {
 #ifdef TILEWISE_EMULATOR
-  if (false) kernel(arguments...);  // GCC 12 compiles no template that is only named
+  if (false) kernel(arguments...);  // GCC 12 does not instantiate a template that is only named
 #endif
   static constinit KnownKernel known = {};
   launch_typed(kernel, known, how, arguments...);

@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda {
 
-/// A number that no other launch has, and that memory nobody wrote, or wrote 0xFF to, does not have by
-/// chance.
+/// A number that no other launch has, and that memory which is uninitialised, or filled with 0 or 0xFF, is
+/// unlikely to hold.
 inline std::uint32_t new_owner() {
   static std::atomic<std::uint32_t> next{0x5C3A19E7u};
   std::uint32_t owner = next.fetch_add(1);

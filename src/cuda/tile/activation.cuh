@@ -5,9 +5,9 @@
 
 namespace tilewise::cuda {
 
-// Activations and their slopes. With `approximate`, for results that are rounded to 16 bits, tanh is the
-// special function unit's, whose error of 2^-11 is below theirs, and gelu is made of it, too: erff takes many
-// more instructions.
+// Activations and their derivatives. With `approximate`, for results that are rounded to 16 bits, tanh is
+// that of the special function unit, whose error of 2^-11 is below that of the rounding. gelu is computed
+// from it, too, since erff takes many more instructions.
 
 template <bool approximate>
 __device__ __forceinline__ float tanh_of(float x) {
@@ -21,13 +21,13 @@ __device__ __forceinline__ float logistic(float x) {
   return 1.0f / (1.0f + expf(-x));
 }
 
-/// What gelu_tanh takes the tanh of.
+/// The argument of tanh in gelu_tanh.
 __device__ __forceinline__ float gelu_argument(float x) {
   return x * (0.7978845608f + 0.0356774081f * x * x);
 }
 
-/// What gelu takes the tanh of: atanh(erf(x / √2)), fitted so that gelu is off by 2.5e-5 at most. Where the
-/// square is cut off, tanh is 1 as far as can be told.
+/// The argument of tanh in gelu: atanh(erf(x / √2)), fitted so that the error of gelu is at most 2.5e-5.
+/// Where the square is clamped, tanh is 1 to its accuracy.
 __device__ __forceinline__ float exact_gelu_argument(float x) {
   const float square = fminf(x * x, 25.0f);
   return x * (0.7975065864f + square * (0.0370068271f - 0.0003517086375f * square));
@@ -35,7 +35,7 @@ __device__ __forceinline__ float exact_gelu_argument(float x) {
 
 template <Activation activation, bool approximate>
 __device__ __forceinline__ float activate(float x) {
-  if constexpr (activation == Activation::relu) return x < 0 ? 0.0f : x;  // a NaN stays one
+  if constexpr (activation == Activation::relu) return x < 0 ? 0.0f : x;  // keeps a NaN
   if constexpr (activation == Activation::gelu && !approximate) {
     return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
   }
@@ -51,6 +51,7 @@ __device__ __forceinline__ float activate(float x) {
   return x;
 }
 
+/// The derivative of the activation.
 template <Activation activation, bool approximate>
 __device__ __forceinline__ float slope(float x) {
   if constexpr (activation == Activation::relu) return x > 0 ? 1.0f : 0.0f;
@@ -80,7 +81,7 @@ __device__ __forceinline__ void with_activation(Activation activation, const Bod
   }
 }
 
-/// All of an array, the branch outside.
+/// Applies the activation to an array, with the branch outside of the loop.
 template <bool approximate, int count>
 __device__ __forceinline__ void activate_all(float (&x)[count], Activation activation) {
   with_activation(activation, [&]<Activation f>() {

@@ -5,7 +5,7 @@
 
 namespace tilewise::cuda {
 
-/// Element n of a vector that is in T or in f32.
+/// Element n of a vector of T or f32.
 template <typename T>
 __device__ __forceinline__ float bias_at(const Vector& bias, std::int64_t n) {
   return bias.dtype == DType::f32 ? reinterpret_cast<const float*>(bias.data)[n * bias.stride]

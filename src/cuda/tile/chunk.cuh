@@ -7,12 +7,12 @@
 
 namespace tilewise::cuda {
 
-// Rows in chunks of 16 bytes, as f32 in registers.
+// Loads and stores of rows in chunks of 16 bytes, whose elements are f32 in registers.
 
 template <typename T>
 inline constexpr int chunk_size = 16 / sizeof(T);
 
-/// 16 bytes as they are in memory: what is loaded ahead, and spread when needed.
+/// A chunk as it is in memory, which is loaded ahead. spread() converts it when it is needed.
 template <typename T>
 struct RawChunk {
   uint4 bytes;
@@ -20,7 +20,7 @@ struct RawChunk {
   __device__ __forceinline__ void load(const T* from) { bytes = *reinterpret_cast<const uint4*>(from); }
   __device__ __forceinline__ void spread(float (&to)[chunk_size<T>]) const {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      // Element by element the compiler moves the upper ones down before it moves them up.
+      // Converting element by element, the compiler would shift the upper ones down and up again.
       const std::uint32_t twos[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_chunk(T* to, const float (&from)[chunk_siz
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(elements);
 }
 
-/// A chunk's worth of a contiguous vector that is in T or in f32, from element `first` on.
+/// Loads as many elements as a chunk has, from element `first` of a contiguous vector of T or f32.
 template <typename T>
 __device__ __forceinline__ void load_vector_chunk(float (&to)[chunk_size<T>], const Vector& vector,
                                                   std::int64_t first) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_vector_chunk(float (&to)[chunk_size<T>], co
   }
 }
 
-/// Whether load_vector_chunk may read it.
+/// Whether load_vector_chunk() can read the vector.
 inline bool has_aligned_chunks(const Vector& vector) {
   return reinterpret_cast<std::uintptr_t>(vector.data) % 16 == 0;
 }

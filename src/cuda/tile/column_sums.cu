@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(threads)
   partials[strip * x.columns + n] = sum;
 }
 
-// Rows in chunks of 16 bytes: a warp has 32 of them side by side, and each of its block's warps every eighth
-// row of the strip.
+// The same with loads of 16 bytes: a warp has 32 neighbouring chunks, and each of the CTA's eight warps has
+// every eighth row of the strip.
 template <typename T>
 __global__ void __launch_bounds__(threads)
     chunk_strips_kernel(const __grid_constant__ Matrix x, float* partials, int strips, int column_blocks) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(threads)
   }
 #pragma unroll
   for (int e = 0; e < size; ++e) of_warps[warp][e * 32 + lane] = sums[e];
-  __syncthreads();  // all warps' are there
+  __syncthreads();  // all warps have stored their sums
   for (int at = static_cast<int>(threadIdx.x); at < 32 * size; at += threads) {
     const std::int64_t column = (first_chunk + at / size) * size + at % size;
     if (column >= x.columns) continue;
@@ -64,8 +64,8 @@ struct BothSums {
   PartialSums of[2];
 };
 
-// 32 columns a block: 32 threads have a column, each every 32nd strip. The second layer of blocks has the
-// second sums.
+// A CTA has 32 columns: 32 threads per column, each with every 32nd strip. The grid's second layer computes
+// the second sums.
 constexpr int groups = 32;
 __global__ void __launch_bounds__(32 * groups)
     partials_kernel(const __grid_constant__ BothSums both, std::int64_t strips, std::int64_t columns) {
@@ -74,16 +74,15 @@ __global__ void __launch_bounds__(32 * groups)
   __shared__ float of_groups[groups][33];
   const int lane = static_cast<int>(threadIdx.x) % 32, group = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t n = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   float sum = 0;
   if (n < columns) {
 #pragma unroll 8
     for (std::int64_t strip = group; strip < strips; strip += groups) sum += partials[strip * columns + n];
   }
   of_groups[group][lane] = sum;
-  __syncthreads();  // all groups' are there
-  // A warp has a column now.
+  __syncthreads();  // all groups have stored their sums; from here on each warp has a column
   sum = warp_sum(of_groups[lane][group]);
   const std::int64_t own = static_cast<std::int64_t>(blockIdx.x) * 32 + group;
   if (lane > 0 || own >= columns) return;
@@ -125,7 +124,7 @@ void sum_partials(const PartialSums& first, const PartialSums& second, std::int6
                            .threads = 32 * groups,
                            .layers = has_first && has_second ? 2 : 1,
                            .stream = static_cast<cudaStream_t>(context.stream),
-                           .early = begins_early(context.device)},
+                           .early = has_pdl(context.device)},
                           BothSums{{has_first ? first : second, second}}, strips, columns);
 }
 

@@ -5,21 +5,21 @@
 
 namespace tilewise::cuda {
 
-// Sums over rows in a fixed order: of strips of rows each, then of the strips.
+// Sums over the rows of a matrix, in a fixed order: first over strips of rows, then over the strips.
 
-/// How many strips `rows` rows of `columns` are cut into.
+/// The number of strips for a matrix [rows, columns].
 int row_strips(std::int64_t rows, std::int64_t columns, int multiprocessors);
 
-/// partials [strips, columns], of x's rows.
+/// Writes the sum of each strip of x's rows to `partials` [strips, columns].
 void sum_strips(const Matrix& x, float* partials, int strips, const Context& context);
 
-/// sums[n] = Σ partials[strip][n]; nothing where there are no partials.
+/// sums[n] = Σ partials[strip][n]. Without partials, nothing is computed.
 struct PartialSums {
   const float* partials = nullptr;
   Vector sums{};
 };
 
-/// Both in one launch, or one of them.
+/// Computes both sums, or the one that has partials, in one launch.
 void sum_partials(const PartialSums& first, const PartialSums& second, std::int64_t strips,
                   std::int64_t columns, const Context& context);
 

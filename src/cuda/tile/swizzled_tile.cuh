@@ -12,37 +12,38 @@
 namespace tilewise::cuda {
 
 // Tiles of 16-bit elements in shared memory, [rows, dim] with dim a multiple of 32, in chunks of 16 bytes. A
-// chunk's place in its row is exclusive-ored with the row's number, so that the same chunk of eight
-// consecutive rows, which is what ldmatrix reads and eight lanes store, lies in all 32 banks once.
+// chunk's place in its row is exclusive-ored with the row's number. So the same chunk of eight consecutive
+// rows, which is what ldmatrix reads and eight lanes store, covers each of the 32 banks once.
 
 template <int dim>
 struct SwizzledTile {
   static_assert(dim % 32 == 0);
   static constexpr int chunks = dim / 8;
   static constexpr int row_bytes = dim * 2;
-  /// Chunks that are permuted among themselves. Rows of an odd number of 64 bytes start in either half of the
-  /// banks by turns, so four of them are enough there.
+  /// The number of chunks that are permuted among themselves. If rows have an odd multiple of 64 bytes, they
+  /// start alternately in either half of the banks, so four chunks are enough.
   static constexpr int period = dim % 64 == 0 ? 8 : 4;
 
   static constexpr int phase_of(int row) { return period == 8 ? row & 7 : (row >> 1) & 3; }
-  /// Bytes from the tile's beginning, which is a multiple of 128.
+  /// Offset in bytes from the tile's address, which is a multiple of 128.
   static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ phase_of(row)) * 16); }
 };
 
-/// How a lane points ldmatrix at a tile: its place at the tile's beginning, and from there in steps of 16
-/// rows and 16 columns. One exclusive or and constants, since such steps keep phase_of.
+/// The address that a lane gives ldmatrix: that of the tile's first fragment, and from there in steps of 16
+/// rows and 16 columns. A step takes one exclusive or and constants, since it does not change phase_of.
 template <int dim>
 struct MatrixPointer {
   using Tile = SwizzledTile<dim>;
   std::uint32_t at_smem;
 
-  /// For a, rows of a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then of columns 8 to 15. For
-  /// b from row-major [k, n], transposed: two fragments of eight columns each. The same places.
+  /// For an A operand from a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then those of the
+  /// next eight columns. For a B operand from a row-major [k, n], loaded transposed: two fragments of eight
+  /// columns each.
   static __device__ MatrixPointer by_rows(std::uint32_t tile_smem) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     return {tile_smem + Tile::offset(lane % 16, lane / 16)};
   }
-  /// For b from row-major [n, k]: two fragments of eight rows each.
+  /// For a B operand from a row-major [n, k]: two fragments of eight rows each.
   static __device__ MatrixPointer by_columns(std::uint32_t tile_smem) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     return {tile_smem + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2)};
@@ -52,12 +53,12 @@ struct MatrixPointer {
     constexpr int steps = Tile::period / 2;
     return (at_smem ^ (column % steps * 32)) + column / steps * steps * 32 + rows * Tile::row_bytes;
   }
-  /// The pointer of a part of the tile. `column` is a multiple of how many columns the part has, which is a
-  /// power of two.
+  /// The pointer of a part of the tile. `column` is a multiple of the part's number of columns, a power of
+  /// two.
   __device__ MatrixPointer from(int rows, int column) const { return {at(rows, column)}; }
 };
 
-/// Where the row of 16-bit elements of (b, h, s) begins.
+/// The address of row (b, h, s) of 16-bit elements.
 __device__ __forceinline__ std::byte* row_of_halves(const Rows& rows, std::int64_t b, std::int64_t h,
                                                     std::int64_t s) {
   return rows.data + (b * rows.stride_b + h * rows.stride_h + s * rows.stride_s) * 2;
@@ -70,15 +71,15 @@ __host__ __device__ __forceinline__ bool aligned_chunks(const Rows& rows) {
   return ((address | strides) & 15) == 0;
 }
 
-/// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows that lie `stride`
-/// bytes apart; everything else is zero. Copies are to be committed and awaited by the caller.
+/// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows at a stride of
+/// `stride` bytes, and with zeros elsewhere. The caller commits and awaits the copies.
 template <int count, int dim, int threads>
 __device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const std::byte* first,
                                                   std::int64_t stride, int valid, int dims) {
   using Tile = SwizzledTile<dim>;
-  constexpr int lanes = std::bit_ceil(static_cast<unsigned>(Tile::chunks));  // of a row; some may stand idle
-  constexpr int step = threads / lanes;                                      // rows between those of a thread
-  constexpr int round = std::max(step, 8);  // rows from which on places repeat
+  constexpr int lanes = std::bit_ceil(static_cast<unsigned>(Tile::chunks));  // per row; some may be idle
+  constexpr int step = threads / lanes;     // distance between a thread's rows
+  constexpr int round = std::max(step, 8);  // rows after which the swizzle repeats
   static_assert(threads % lanes == 0 && count % round == 0 && round % step == 0);
   const int row = static_cast<int>(threadIdx.x) / lanes;
   const int chunk = static_cast<int>(threadIdx.x) % lanes;
@@ -102,13 +103,13 @@ __device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const st
   }
 }
 
-/// Rows of a tile in their own order.
+/// The rows of a tile in their natural order.
 struct InOrder {
   static constexpr int key(int r) { return r; }
 };
 
-/// The same for rows anywhere: row r of the tile is that at `from(Order::key(r))`. Where they are not
-/// `aligned`, element by element; what did not go by copies is there after a barrier too.
+/// The same for rows at any addresses: row r of the tile is the one at `from(Order::key(r))`. Rows that are
+/// not `aligned` are loaded by elements and stored without asynchronous copies, so a barrier must follow.
 template <int count, int dim, int threads, typename Order = InOrder, typename From>
 __device__ __forceinline__ void load_any_rows(std::byte* tile_smem, const From& from, bool aligned, int valid,
                                               int dims) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void load_any_rows(std::byte* tile_smem, const From& 
   }
 }
 
-/// Writes the first `dims` elements of eight, which are in `eight`, to a row from element `first` on.
+/// Writes eight elements to a row from element `first` on, except those from `dims` on.
 __device__ __forceinline__ void store_eight(std::byte* row_gmem, int first, int dims, bool aligned,
                                             const uint4& eight) {
   if (first + 8 <= dims && aligned) {

@@ -14,7 +14,7 @@
 namespace tilewise::cuda {
 namespace {
 
-// The driver's function by way of the runtime, so that nothing is linked with libcuda.
+// The driver's function, found through the runtime, so that nothing links with libcuda.
 PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   static const PFN_cuTensorMapEncodeTiled_v12000 function = [] {
     constexpr unsigned since = 12000;
@@ -31,7 +31,7 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 
 cuuint64_t extent(std::int64_t x) { return static_cast<cuuint64_t>(x); }
 
-// The stride of a single entry is anything; the driver wants a multiple of 16.
+// A dimension of one entry may have any stride, but the driver requires a multiple of 16.
 cuuint64_t stride_bytes(std::int64_t stride, std::int64_t extent) {
   return static_cast<cuuint64_t>(extent > 1 ? stride * 2 : 0);
 }
@@ -45,7 +45,7 @@ CUtensorMapDataType type_of(DType dtype) {
   }
 }
 
-// All that a map follows from.
+// Everything that determines a map.
 struct Mapped {
   void* data = nullptr;
   DType dtype = DType::bf16;
@@ -70,9 +70,9 @@ CUtensorMap encode(const Mapped& of) {
   return map;
 }
 
-// The driver takes longer to make a map than it takes to find one that was made of the same before: layers of
-// a network, and calls of a loop, have their tensors in the same places. A map says nothing of a thread, so
-// all threads share those that are kept. Who finds a place in use by another thread makes a map of its own.
+// A cache of maps, since finding one takes less time than encoding it. Layers of a network and calls of a
+// loop often have their tensors at the same addresses. A map does not depend on the thread, so all threads
+// share the cache. A thread that finds an entry in use by another thread encodes a map for itself.
 CUtensorMap encoded(const Mapped& of) {
   struct Kept {
     std::atomic_flag in_use;

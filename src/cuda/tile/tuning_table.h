@@ -37,7 +37,7 @@ constexpr void for_each_row(const Body& body) {
   }(std::make_integer_sequence<int, row_count<Table>>{});
 }
 
-/// Calls body(Row<chosen>), so that `chosen` becomes a constant. Does nothing for a row that there is not.
+/// Calls body(Row<chosen>), so that `chosen` becomes a constant. Does nothing if there is no such row.
 template <typename Table, typename Body>
 void with_row(int chosen, const Body& body) {
   for_each_row<Table>([&](auto row) {
@@ -45,8 +45,8 @@ void with_row(int chosen, const Body& body) {
   });
 }
 
-/// The able row of the least cost, the first of equals; -1 if none is able. `able(config)`; `cost(row)` gets
-/// a Row and returns anything that can be compared.
+/// The able row of the least cost, the first one if several are equal; -1 if none is able. `able(config)`
+/// says whether a row can run the problem. `cost(row)` gets a Row and returns anything that can be compared.
 template <typename Table, typename Able, typename Cost>
 constexpr int least_row(const Able& able, const Cost& cost) {
   int chosen = -1;
@@ -61,7 +61,7 @@ constexpr int least_row(const Able& able, const Cost& cost) {
   });
   return chosen;
 }
-/// The same where all cost the same: the first able row.
+/// The first able row; -1 if none is able.
 template <typename Table, typename Able>
 constexpr int first_row(const Able& able) {
   for (int row = 0; row < row_count<Table>; ++row) {
@@ -81,16 +81,16 @@ constexpr int smallest(const Able& able, const Of& of) {
   return found;
 }
 
-/// For `cost`: the first row whose tiles fill the GPU, else the last. A smaller tile does less work a second,
-/// so it pays only where most of the GPU would stand idle. Rows come by falling size of their tiles.
+/// A `cost` that chooses the first row whose tiles fill the GPU, or else the last row. A smaller tile has a
+/// lower throughput, so it pays only where most SMs would be idle. Rows are in order of falling tile size.
 template <typename Table>
 constexpr int fill_cost(int row, bool fills) {
   return fills ? row : 2 * row_count<Table> - row;
 }
 
-// What choosers and kernels take for granted of a table's rows.
+// Properties of a table's rows that choosers and kernels rely on.
 
-/// Whether rows come by rising dim: all of them, or those of which `counts` says so.
+/// Whether rows are in order of rising dim: all of them, or those for which `counts` is true.
 template <typename Table, typename Counts>
 constexpr bool dims_rise(const Counts& counts) {
   int before = 0;
@@ -106,7 +106,7 @@ constexpr bool dims_rise() {
   return dims_rise<Table>([](const auto&) { return true; });
 }
 
-/// Whether all dims are powers of two: threads share a row's chunks out evenly there.
+/// Whether all dims are powers of two, so that threads split a row's chunks evenly.
 template <typename Table>
 constexpr bool dims_are_powers_of_two() {
   for (const auto& row : Table::rows) {
@@ -115,7 +115,7 @@ constexpr bool dims_are_powers_of_two() {
   return true;
 }
 
-/// The largest dim there is a row for.
+/// The largest dim of any row.
 template <typename Table>
 constexpr int largest_dim() {
   int largest = 0;
@@ -123,7 +123,7 @@ constexpr int largest_dim() {
   return largest;
 }
 
-// What a user measured.
+// Rows that a user measured (tilewise/tuning.h).
 
 /// A row's text: "dim=64 warps=4 …".
 template <typename Table>

@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda {
 
-// Where a run-time type becomes a template argument: body.operator()<T>() is called.
+// Make a run-time type a template argument: they call body.operator()<T>().
 
 template <typename Body>
 void with_16_bit_type(DType dtype, const Body& body) {

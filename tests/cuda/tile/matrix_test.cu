@@ -93,7 +93,7 @@ __global__ void multiply_tiles(const Operands<T> operands, float* products, floa
 #pragma unroll
     for (int n = 0; n < dim / 16; ++n) {
       std::uint32_t right[4];
-      load_matrices_turned(right, b_rows.at(16 * step, n));
+      load_matrices_transposed(right, b_rows.at(16 * step, n));
       multiply_matrices<T>(d[2 * n], left, right[0], right[1]);
       multiply_matrices<T>(d[2 * n + 1], left, right[2], right[3]);
     }

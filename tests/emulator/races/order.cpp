@@ -206,7 +206,7 @@ void waited_for_kernel_ahead() {
   launch->waited = true;
   own().clock.seen[current->slot_of_kernel_ahead()] = 1;
 }
-void let_kernel_behind_begin() {
+void let_next_kernel_start() {
   const std::lock_guard guard(lock);
   if (own().clock.seen[current->slot_of_kernel_ahead()] == 0) launch->triggered_before_waiting = true;
 }

@@ -59,7 +59,7 @@ void fence_device();
 void raise(const void* flag);
 void found(const void* flag);
 void waited_for_kernel_ahead();
-void let_kernel_behind_begin();
+void let_next_kernel_start();
 
 // What the hardware does for a thread.
 void read_by_copy(const void* from, std::size_t bytes, const void* mbarrier);  ///< null: cp.async
@@ -109,7 +109,7 @@ inline void fence_device() {}
 inline void raise(const void*) {}
 inline void found(const void*) {}
 inline void waited_for_kernel_ahead() {}
-inline void let_kernel_behind_begin() {}
+inline void let_next_kernel_start() {}
 inline void read_by_copy(const void*, std::size_t, const void*) {}
 inline void write_by_copy(const void*, std::size_t, const void*) {}
 inline void write_by_async_copy(const void*, std::size_t, std::uint64_t) {}

@@ -6,14 +6,14 @@ namespace tilewise::cuda {
 
 inline constexpr float log2e = 1.4426950408889634f;
 inline constexpr float minus_infinity = -__builtin_huge_valf();
-/// Where maxima begin. It is finite, so that a row that saw nothing needs no special case.
+/// The first maximum of a row. It is finite, so that a row that sees no key needs no special case.
 inline constexpr float lowest = -3.402823466e38f;
 
-// Views of S as the instructions leave it in a lane's registers. A view names the elements by query and key,
-// whatever the layout: `at(s, q, k)` is the element of the lane's query q and key k, and `step(k)` is how far
-// that key is from the lane's first one, a number that the compiler knows. Where a lane's queries and its
-// first key are in the tile depends on the lane, so the kernel says it. `each(body)` calls body(q, k) for all
-// of them, in the order in which the kernels' code was measured.
+// Views of S in the register layouts of the instructions. A view names the elements by query and key,
+// whatever the layout: `at(s, q, k)` is the element of the lane's query q and key k, and `step(k)` is the
+// distance of that key from the lane's first one, which is known at compile time. The lane's queries and
+// first key in the tile depend on the lane, so the kernel computes them. `each(body)` calls body(q, k) for
+// all elements, in the order with which the kernels were measured.
 
 /// mma.sync, S = Q·Kᵀ: s[row tiles][eights of keys][4]. A lane has rows g and g + 8 of each row tile, and of
 /// every eight keys those at 2t and 2t + 1.
@@ -40,7 +40,7 @@ struct MmaView {
   }
 };
 
-/// What transposed views share: all keys of a query, then those of the next.
+/// The common part of transposed views: all keys of a query, then those of the next.
 template <int queries_, int keys_>
 struct ByQueries {
   static constexpr int queries = queries_;
@@ -92,15 +92,14 @@ struct WgmmaTransposedView : ByQueries<columns / 4, 2> {
   static __device__ __forceinline__ constexpr int step(int k) { return 8 * k; }
 };
 
-/// Hides what the band hides from the lane's query q, which sees keys [first, last). Keys are counted from
-/// where the lane's first key is `own`. The loop over queries, in which the bounds are worked out, is the
-/// kernel's.
+/// Hides the keys outside [first, last) from the lane's query q. Keys are counted from the key for which the
+/// lane's first key is `own`. The loop over queries, which computes the bounds, is the kernel's.
 template <typename View, typename S>
 __device__ __forceinline__ void hide_outside(S& s, int q, int first, int last, float hidden = minus_infinity,
                                              int own = 0) {
 #pragma unroll
   for (int k = 0; k < View::keys; ++k) {
-    const int key = own + View::step(k);  // with the call in it the condition would become a branch
+    const int key = own + View::step(k);  // with the call inside it, the condition would become a branch
     if (key < first || key >= last) View::at(s, q, k) = hidden;
   }
 }
@@ -115,7 +114,7 @@ __device__ __forceinline__ float highest_of(const S& s, int q) {
   }
   return highest;
 }
-/// O of a lane's row, which is half `half` of fragments of mma.sync, relative to a later maximum.
+/// Rescales O of a lane's row when its maximum rises. The row is half `half` of mma.sync's fragments.
 template <int eights>
 __device__ __forceinline__ void rescale_row(float (&o)[eights][4], int half, float factor) {
 #pragma unroll
@@ -125,7 +124,7 @@ __device__ __forceinline__ void rescale_row(float (&o)[eights][4], int half, flo
   }
 }
 
-/// Over the four lanes that share a row of S.
+/// The maximum, and the sum, over the four lanes that share a row of S.
 __device__ __forceinline__ float row_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

@@ -4,8 +4,8 @@
 
 namespace tilewise::cuda {
 
-/// Which of four neighbouring keys, from 4 · four on, dropout keeps of a query's P: one draw. `head` counts
-/// the heads of all entries. Kernels whose lanes hold other keys than these share draws by shuffles.
+/// Which of the four keys from 4 · `four` on dropout keeps for a query: one draw. `head` counts the heads of
+/// all batch entries. Kernels whose lanes hold other keys share draws by shuffles.
 struct KeptFour {
   bool keeps[4];
 };
@@ -16,11 +16,12 @@ __device__ __forceinline__ KeptFour draw_four(const DropoutMask& dropout, std::u
   return {{words[0] >= threshold, words[1] >= threshold, words[2] >= threshold, words[3] >= threshold}};
 }
 
-/// The same as factors of P, 0 or keep_scale, for keys from `first_key` on. The call may be a placed piece.
+/// The same as factors of P, 0 or keep_scale, for the keys from `first_key` on. The call may be a placed
+/// piece.
 struct DropoutFactors {
   float factor[4];
 
-  /// Whether four keys from `first_key` on share a counter, as they and all later fours then do.
+  /// Whether the four keys from `first_key` on share a counter; if so, all later fours do, too.
   __device__ static bool share_counters(const AttentionCall& call, std::int64_t first_key) {
     return call.place.key(first_key) % 4 == 0 && call.place.step == 1;
   }
@@ -35,7 +36,7 @@ struct DropoutFactors {
   }
 };
 
-/// The factor of one key. `placed`: the call may be a placed piece.
+/// The factor of P for one key. `placed`: the call may be a placed piece.
 template <bool placed = false>
 __device__ __forceinline__ float dropout_factor(const AttentionCall& call, std::int64_t b, std::int64_t h,
                                                 std::int64_t i, std::int64_t j) {

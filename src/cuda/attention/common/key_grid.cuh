@@ -4,8 +4,8 @@
 
 namespace tilewise::cuda {
 
-/// Which of `count` slots has a block, −1 where none has. Where a warp asks for the same, each of its lanes
-/// looks at a slot of its own: one after another they would be waited for as long as a tile's products take.
+/// The slot, of `count`, that lists a block, or −1 where none does. Where all lanes of a warp ask for the
+/// same, each looks at another slot: one after another, these loads would take as long as a tile's products.
 template <bool by_warp, typename Index>
 __device__ __forceinline__ int slot_of(int count, std::int64_t block, const Index& index) {
   constexpr int lanes = by_warp ? 32 : 1;
@@ -22,7 +22,8 @@ __device__ __forceinline__ int slot_of(int count, std::int64_t block, const Inde
   return -1;
 }
 
-/// What the block mask says of key block `kb` for the queries of block row `qb`.
+/// What the block mask says of key block `kb` for the queries of block row `qb`: its tile, or that it is full
+/// or hidden.
 template <bool by_warp>
 __device__ __forceinline__ std::int32_t block_state(const AttentionCall& call, std::int64_t b, std::int64_t h,
                                                     std::int64_t qb, std::int64_t kb) {
@@ -36,8 +37,8 @@ __device__ __forceinline__ std::int32_t block_state(const AttentionCall& call, s
   return slot < 0 ? block_hidden : blocks.tile(b, h, qb, slot);
 }
 
-/// Whether a query tile sees anything of a key tile that lies inside one key block; sets keys.tile. All lanes
-/// of a warp ask for the same where `by_warp`.
+/// Whether a query tile sees some of a key tile that is inside one key block; sets keys.tile. With `by_warp`
+/// all lanes of a warp ask for the same tiles.
 template <bool by_warp>
 __device__ __forceinline__ bool meets(const AttentionCall& call, const QueryTile& query, KeyTile& keys) {
   if (query.count <= 0) return false;

@@ -4,10 +4,11 @@
 
 namespace tilewise::cuda {
 
-/// Consecutive keys computed together. `tile` is the block mask's tile that hides inside, or block_full.
+/// Consecutive keys that are computed together. `tile` is the block mask's tile that hides some of them, or
+/// block_full.
 struct KeyTile {
   std::int64_t first = 0;
-  int count = 0;  ///< 0: there are no more
+  int count = 0;  ///< 0: no more tiles
   std::int32_t tile = block_full;
 };
 
@@ -19,7 +20,7 @@ struct QueryTile {
   int count = 0;
   Sequence sequence;
 
-  /// Keys that some query sees, and keys that every query sees, by band and lengths.
+  /// The keys that some query sees, and those that every query sees, by band and lengths.
   constexpr KeyRange any(const AttentionCall& call) const {
     return {call.keys_of(sequence, first).first, call.keys_of(sequence, first + count - 1).last};
   }
@@ -28,9 +29,9 @@ struct QueryTile {
   }
 };
 
-/// How the queries of each head are cut into tiles; a tile stays inside a row of query blocks.
+/// How the queries of a head are cut into tiles that stay inside a row of query blocks.
 struct QueryGrid {
-  std::int64_t tiles = 0;            ///< a head
+  std::int64_t tiles = 0;            ///< per head
   std::int64_t tiles_per_block = 0;  ///< with a block mask
   int size = 0;
 
@@ -42,7 +43,7 @@ struct QueryGrid {
     return {(length + block - 1) / block * per_block, per_block, size};
   }
 
-  /// The tile of that index; count is 0 or less when it has no queries.
+  /// Tile `index`; its count is 0 where it has no queries.
   constexpr QueryTile tile(const AttentionCall& call, std::int64_t b, std::int64_t h,
                            std::int64_t index) const {
     QueryTile query{.b = b, .h = h, .first = index * size, .count = 0, .sequence = call.sequence(b)};
@@ -58,7 +59,7 @@ struct QueryGrid {
   }
 };
 
-/// Leaves of keys [first, last) one of `splits` equal shares of their tiles of `size`.
+/// Reduces keys [first, last) to one of `splits` equal shares, in tiles of `size` keys.
 __device__ __forceinline__ void keep_split_of(std::int64_t& first, std::int64_t& last, const int& size,
                                               int split, int splits) {
   const std::int64_t tiles = (last - first + size - 1) / size;
@@ -67,8 +68,8 @@ __device__ __forceinline__ void keep_split_of(std::int64_t& first, std::int64_t&
   last = min(last, first + share);
 }
 
-/// Walks the tiles of at most `size` keys that a query tile sees: a range, or, where calls with `blocks` may
-/// have a block mask, the blocks it lists.
+/// Walks over the key tiles, of at most `size` keys, that a query tile sees: those of one range or, with a
+/// block mask, those of the blocks that it lists. `blocks`: the call may have a block mask.
 template <bool blocks>
 class KeyTiles;
 
@@ -80,7 +81,7 @@ class KeyTiles<false> {
     next_ = range.first;
     end_ = range.last;
   }
-  /// Leaves one of `splits` equal shares of the tiles.
+  /// Reduces the tiles to one of `splits` equal shares.
   __device__ void keep_split(int split, int splits) { keep_split_of(next_, end_, size_, split, splits); }
   __device__ KeyTile next() {
     if (next_ >= end_) return {};
@@ -109,7 +110,7 @@ class KeyTiles<true> {
       lists_ = call.blocks.full_counts.data != nullptr ? 2 : 1;
     }
   }
-  /// Leaves one of `splits` equal shares of the tiles, where there is no block mask.
+  /// Reduces the tiles to one of `splits` equal shares. The call has no block mask.
   __device__ void keep_split(int split, int splits) { keep_split_of(next_, end_, size_, split, splits); }
 
   __device__ KeyTile next() {
@@ -122,7 +123,7 @@ class KeyTiles<true> {
   }
 
  private:
-  // Moves on to the next listed block, first those with something hidden, then the full ones.
+  // Moves on to the next listed block: first the blocks in which something is hidden, then the full ones.
   __device__ bool next_block() {
     while (lists_ > 0 && remaining_ == 0) {
       if (--lists_ == 0) return false;
@@ -134,7 +135,7 @@ class KeyTiles<true> {
     const BlockView& blocks = call_.blocks;
     const std::int64_t block = (full_ ? blocks.full_indices : blocks.indices).at(b_, h_, block_row_, slot_);
     tile_ = full_ ? block_full : blocks.tile(b_, h_, block_row_, slot_);
-    // A block that is none of the keys' leaves nothing of the range.
+    // A listed block past the last key leaves an empty range.
     next_ = max(range_.first, block * blocks.block_k);
     end_ = min(range_.last, (block + 1) * blocks.block_k);
     ++slot_;

@@ -8,11 +8,11 @@
 
 namespace tilewise::cuda {
 
-/// tanh to f32 accuracy; tanhf of the device library.
+/// tanh exact to f32: the device library's tanhf.
 __device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
 
-/// tanh of x, and its derivative: 1 − 2 / (e^2x + 1), and 4 e^2x / (e^2x + 1)². Off by 2e-7 at most, which is
-/// nothing in a score whose weight goes into a product of 16 bits.
+/// tanh of x, and its derivative: 1 − 2 / (e^2x + 1), and 4 e^2x / (e^2x + 1)². The error is at most 2e-7,
+/// which does not matter for a score whose P is rounded to 16 bits.
 __device__ __forceinline__ float tanh_of(float x, float& derivative) {
   const float power = exp2_approx(fminf(x, 40.0f) * (2 * log2e));
   const float inverse = __fdividef(1.0f, power + 1);
@@ -20,30 +20,29 @@ __device__ __forceinline__ float tanh_of(float x, float& derivative) {
   return fmaf(-2.0f, inverse, 1.0f);
 }
 
-/// What dS is multiplied by on the way to dQ, for a head's logit scale. It is divided out again for the
-/// scale's own gradient, Σ dS·scale·q·k = q·dQ over it, so it is 1 in the place of 0, or of what is no larger
-/// than `least`. Then dQ is multiplied by the scale at its end, and dK gets nothing of the head.
+/// What dS is multiplied by, for a head's logit scale, before it goes into dQ. The gradient of the scale, Σ
+/// dS·scale·q·k, is q·dQ divided by this factor. So it is 1 where the scale is 0, or at most `least`; then dQ
+/// is multiplied by the scale at the end, and dK gets nothing from the head.
 __device__ __forceinline__ float differentiable(float logit, float least = 0) {
   return fabsf(logit) <= least ? 1.0f : logit;
 }
 
-/// What turns a product q·k of one entry and head into its score S: scale, softcap, ALiBi, mask, in this
-/// order. Scores are in natural units: in units of log2 e, which exp2 would like, a mask of the lowest finite
-/// number would overflow. Calls that have nothing but the scale may use `scale_log2` instead and stay in
-/// those.
+/// The rule that turns a product q·k of one entry and head into its score: scale, softcap, ALiBi and mask, in
+/// this order. Scores are in natural units: in units of log2 e, which suit exp2, a mask of the lowest finite
+/// number would overflow. Calls with nothing but a scale may use `scale_log2` and stay in those units.
 ///
-/// Kernels apply it to a whole accumulator (scale_and_cap, add_alibi) or to one pair (score_of). The mask is
-/// added by each kernel in the way in which its elements come: from memory, by TMA, or four at a time.
+/// Kernels apply it to a whole accumulator (scale_and_cap, add_alibi) or to one pair (score_of). Each kernel
+/// adds the mask in its own way, as its elements arrive: from memory, by TMA, or four at a time.
 struct ScoreRule {
-  float scale;       ///< the head's logit scale included; with softcap over c
-  float scale_log2;  ///< scale·log2 e
+  float scale;       ///< with the head's logit scale; with softcap divided by c
+  float scale_log2;  ///< scale · log2 e
   float cap;         ///< c
-  float slope;       ///< ALiBi's
+  float slope;       ///< of ALiBi
   float logit;       ///< what dS is multiplied by for the head's logit scale
   bool adds_dk;      ///< see differentiable()
   bool softcap, alibi, mask, boolean_mask;
 
-  /// Of a call that has nothing but the scale.
+  /// The rule of a call that has nothing but a scale.
   __device__ explicit ScoreRule(const AttentionCall& call)
       : scale(static_cast<float>(call.scale)),
         scale_log2(static_cast<float>(call.scale * 1.4426950408889634)),
@@ -71,13 +70,13 @@ struct ScoreRule {
     slope = alibi ? static_cast<float>(call.alibi_slopes.at(b, h)) : 0.0f;
   }
 
-  /// d score / d (scale·q·k), `tangent` being tanh of the capped score.
+  /// d score / d (scale·q·k), where `tangent` is tanh of the capped score.
   __device__ float derivative(float tangent) const {
     return (softcap ? 1 - tangent * tangent : 1.0f) * logit;
   }
 };
 
-/// Scale and softcap, of a whole accumulator. Every step is rounded by itself, as score_of() has it.
+/// Scale and softcap of a whole accumulator. Every step is rounded by itself, as in score_of().
 template <typename View, typename S>
 __device__ __forceinline__ void scale_and_cap(S& s, float scale, bool softcap, float cap) {
   if (softcap) {
@@ -90,8 +89,8 @@ __device__ __forceinline__ void scale_and_cap(S& s, float scale, bool softcap, f
   }
 }
 
-/// ALiBi: S −= slope · distance, of a whole accumulator. `slope(q)` and `distance(q)` are those of the lane's
-/// query q, the distance that from its first key.
+/// ALiBi of a whole accumulator: S −= slope · distance. `slope(q)` is the slope of the lane's query q, and
+/// `distance(q)` its distance from the lane's first key.
 template <typename View, typename S, typename Slope, typename Distance>
 __device__ __forceinline__ void add_alibi(S& s, const Slope& slope, const Distance& distance) {
   View::each([&](int q, int k) {
@@ -100,7 +99,7 @@ __device__ __forceinline__ void add_alibi(S& s, const Slope& slope, const Distan
   });
 }
 
-/// lse, d_lse or delta of a row, in f32 or f64.
+/// LSE, dLSE or delta of a row, in f32 or f64.
 __device__ __forceinline__ double statistic_of(const Rows& rows, std::int64_t b, std::int64_t h,
                                                std::int64_t s) {
   const std::byte* at = rows.at(b, h, s);
@@ -108,10 +107,9 @@ __device__ __forceinline__ double statistic_of(const Rows& rows, std::int64_t b,
                                   : static_cast<double>(*reinterpret_cast<const float*>(at));
 }
 
-/// The score of a pair from its product. `tangent` receives tanh of the capped score, for its derivative.
-/// Every step is rounded by itself: a score is the same number in every kernel, whatever is done with it
-/// next.
-/// `placed`: the call may be a piece whose positions count from elsewhere (PieceDetails::placed).
+/// The score of a pair from its product. `tangent` receives tanh of the capped score, for the derivative.
+/// Every step is rounded by itself, so that a score is the same number in every kernel. `placed`: the call
+/// may be a piece whose positions count from elsewhere (PieceDetails::placed).
 template <bool placed = false>
 __device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRule& rules,
                                           const Sequence& sequence, std::int64_t b, std::int64_t h,
@@ -130,12 +128,12 @@ __device__ __forceinline__ float score_of(const AttentionCall& call, const Score
   const std::byte* at = call.mask.at(b, h, i, j);
   if (rules.boolean_mask) return *at == std::byte{0} ? minus_infinity : s;
   const float bias = load_element(at, call.mask.dtype);
-  return bias == minus_infinity ? bias : __fadd_rn(s, bias);  // whatever the score is
+  return bias == minus_infinity ? bias : __fadd_rn(s, bias);  // hides a NaN, too
 }
 
-/// Joins a sink, a score without a value, to a row's softmax of that maximum, which becomes the higher of the
-/// two. Gives what the row's weights are to be multiplied by; `weight` is the sink's own. The sink may dwarf
-/// every weight, so that all of O hangs on the factor: it is not the approximate exponential.
+/// Joins a sink, a score without a value, to a row's softmax. Raises `maximum` to the higher of the two, and
+/// returns the factor of the row's P; `weight` is that of the sink. A sink may be far above every score, and
+/// then all of O depends on the factor, so this is no approximate exponential.
 __device__ __forceinline__ float join_sink(float sink, float& maximum, float& weight) {
   const float highest = fmaxf(maximum, sink);
   const float factor = expf(maximum - highest);

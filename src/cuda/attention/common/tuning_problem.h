@@ -7,8 +7,8 @@
 
 namespace tilewise {
 
-/// What the speed of a configuration depends on, as tuning files name it. Contents of index tensors are
-/// unknown, so sequences count as the longest.
+/// What the speed of a configuration depends on, as tuning files name it. What index tensors hold is unknown,
+/// so sequences count as the longest.
 template <typename Text>
 void describe_problem(const AttentionCall& call, Description<Text>& to) {
   const AttentionProblem& problem = call.problem;

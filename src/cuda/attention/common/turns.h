@@ -6,11 +6,11 @@
 
 namespace tilewise::cuda {
 
-/// A tile of a head. A launch has less than 2^31 blocks, so 32 bits are enough, and divide faster.
+/// A tile of a head. A launch has fewer than 2^31 CTAs, so 32 bits are enough, and they divide faster.
 struct Turn {
   std::uint32_t head, tile;
 
-  /// Which entry of the batch that is, where each has `heads`, and which head of it.
+  /// The batch entry and the head there, where each entry has `heads` heads.
   struct Head {
     std::uint32_t b, h;
   };
@@ -20,13 +20,14 @@ struct Turn {
   }
 };
 
-/// The order in which blocks take the tiles of all heads. Heads come one after another, so that what they
-/// read meets in the L2. But where some tiles have more to do than others, the n-th of a section of heads
-/// come before the next of any: then, with the largest first, small ones fill the end.
+/// The order in which CTAs take the tiles of all heads. Heads come one after another, so that what the CTAs
+/// of a head share stays in the L2. But where some tiles have more work than others, heads are grouped into
+/// sections, and the n-th tiles of all heads of a section come before their next tiles: with the largest
+/// tiles first, small ones fill the end.
 struct Turns {
   std::uint32_t heads = 0;
-  std::uint32_t tiles = 0;    ///< a head
-  std::uint32_t section = 1;  ///< heads
+  std::uint32_t tiles = 0;    ///< per head
+  std::uint32_t section = 1;  ///< heads per section
 
   static constexpr bool uneven(const AttentionCall& call) {
     const bool left = call.band.left < Band::unbounded;
@@ -39,8 +40,8 @@ struct Turns {
     if (uneven(call) && heads > 0) turns.section = turns.heads;
     return turns;
   }
-  /// The same with sections that fit into the cache where a head's blocks share `head_bytes`, but have some
-  /// blocks for every multiprocessor.
+  /// The same with sections that fit into the L2, where the CTAs of a head share `head_bytes`, but with at
+  /// least two CTAs per SM.
   static Turns of(const AttentionCall& call, std::int64_t heads, std::int64_t tiles, std::int64_t head_bytes,
                   int multiprocessors) {
     Turns turns = of(call, heads, tiles);
@@ -53,8 +54,8 @@ struct Turns {
   }
 
   constexpr Turn turn(std::uint32_t index) const {
-    // The last section takes the heads that are left, too: with fewer heads, its largest tiles would end
-    // late.
+    // The last section also takes the remaining heads: a section of fewer heads would have its largest tiles
+    // at the end.
     const std::uint32_t sections = std::max(heads / section, 1u);
     const std::uint32_t n = std::min(index / (section * tiles), sections - 1);
     const std::uint32_t first = n * section;

@@ -6,18 +6,18 @@
 
 namespace tilewise::cuda::simt {
 
-// The two rungs that keep the scores in memory. They take the dense layout without block masks.
+// `naive` and `tiled`, the kernels that keep S in memory. They take the dense layout without block masks.
 
 void naive_forward(const AttentionCall& call, const Context& context);
 void naive_backward(const AttentionCall& call, const Context& context);
 void tiled_forward(const AttentionCall& call, const Context& context);
 void tiled_backward(const AttentionCall& call, const Context& context);
 
-/// What both keep in the workspace: [B, Hq, Sq, Sk] for each matrix, without gaps.
+/// The workspace of both kernels. Each matrix is [B, Hq, Sq, Sk] and contiguous.
 struct ForwardScratch {
-  float* scores;  ///< then weights
+  float* s;  ///< S, then P
 
-  ForwardScratch(Arena& arena, const AttentionCall& call) : scores(take_matrix(arena, call)) {}
+  ForwardScratch(Arena& arena, const AttentionCall& call) : s(take_matrix(arena, call)) {}
 
   static constexpr std::int64_t matrix_size(const AttentionCall& call) {
     return call.problem.heads_q * call.rows_q() * call.problem.length_k;
@@ -28,25 +28,25 @@ struct ForwardScratch {
 };
 
 struct BackwardScratch {
-  float* sink_parts;  ///< [B, Hq, Sq]: what a row gives to dsinks
-  float* row_sums;    ///< [B, Hq, Sq]: its score gradients, summed
-  float* weights;     ///< q·k, then weights after dropout
-  float* dscores;     ///< d_o·v, then gradients of scores, which the mask's is summed from
-  float* dproducts;   ///< gradients of scale·q·k: those of scores, unless there is a softcap
+  float* sink_terms;  ///< [B, Hq, Sq]: each row's term of dsinks
+  float* row_sums;    ///< [B, Hq, Sq]: dS summed over keys
+  float* p;           ///< q·k, then P after dropout
+  float* ds;          ///< dP, then dS, which dmask is summed from
+  float* dqk;         ///< the gradient of scale·q·k: dS, unless there is a softcap
 
   BackwardScratch(Arena& arena, const AttentionCall& call)
-      : sink_parts(arena.take<float>(call.problem.heads_q * call.rows_q())),
+      : sink_terms(arena.take<float>(call.problem.heads_q * call.rows_q())),
         row_sums(arena.take<float>(call.problem.heads_q * call.rows_q())),
-        weights(ForwardScratch::take_matrix(arena, call)),
-        dscores(ForwardScratch::take_matrix(arena, call)),
-        dproducts(dscores) {
-    // With a softcap and no mask to differentiate, dscores are not kept: one matrix serves.
+        p(ForwardScratch::take_matrix(arena, call)),
+        ds(ForwardScratch::take_matrix(arena, call)),
+        dqk(ds) {
+    // dS and dqk differ only with a softcap, and only dmask needs dS. Otherwise one matrix serves as both.
     const AttentionFeatures& features = call.problem.features;
-    if (features.softcap && features.mask_gradient) dproducts = ForwardScratch::take_matrix(arena, call);
+    if (features.softcap && features.mask_gradient) dqk = ForwardScratch::take_matrix(arena, call);
   }
 };
 
-/// Bytes of workspace, for either rung.
+/// Bytes of workspace, for either kernel.
 inline std::size_t dense_forward_workspace(const AttentionCall& call) {
   Arena arena(nullptr);
   ForwardScratch(arena, call);

@@ -7,15 +7,16 @@
 
 namespace tilewise::cuda::simt {
 
-// What the rungs that keep scores in memory share: a pair's score and gradient, and the passes over rows. In
-// those, `lanes` neighbouring threads have a row: one thread, or a warp. Each sum has one order.
+// The parts that the kernels with S in memory share (naive, tiled and wide): the score of a pair, and the
+// passes over rows. In a pass, `lanes` neighbouring threads have a row: one thread, or a warp. Each sum has
+// one order.
 
-/// This thread among all of a launch.
+/// The thread's index in the launch.
 __device__ __forceinline__ std::int64_t thread_index() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-/// Query i of entry b and head h, with the keys that band and lengths leave to it.
+/// Query i of entry b and head h, with the keys that the band and the lengths leave to it.
 struct QueryRow {
   std::int64_t b, h, i;
   Sequence sequence;
@@ -23,7 +24,7 @@ struct QueryRow {
 
   __device__ QueryRow(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i)
       : b(b), h(h), i(i), sequence(call.sequence(b)), keys(call.keys_of(sequence, i)) {}
-  /// Number `row` of [B, Hq, Sq].
+  /// Row number `row` of [B, Hq, Sq].
   __device__ QueryRow(const AttentionCall& call, std::int64_t row)
       : QueryRow(call, row / call.problem.length_q / call.problem.heads_q,
                  row / call.problem.length_q % call.problem.heads_q, row % call.problem.length_q) {}
@@ -42,20 +43,20 @@ __device__ __forceinline__ float pair_score(const AttentionCall& call, const Sco
                      : minus_infinity;
 }
 
-/// Scores to weights, dropout included, in place; writes lse. Every lane keeps to its own keys.
+/// Replaces S by P, dropout included, in place, and writes LSE. Each lane reads and writes its own keys only.
 template <int lanes>
 __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
                              float* scores_gmem) {  // [B, Hq, Sq, Sk]
   const AttentionProblem& problem = call.problem;
   const std::int64_t index = thread_index() / lanes;
-  if (index >= problem.heads_q * call.rows_q()) return;  // all lanes of a row together
+  if (index >= problem.heads_q * call.rows_q()) return;  // the same for all lanes of a row
   const int lane = threadIdx.x % lanes;
   const QueryRow row(call, index);
   float* row_gmem = scores_gmem + index * problem.length_k;
 
   const float sink =
       problem.features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) : minus_infinity;
-  // From the lowest finite number, so that no difference is NaN in a row that sees nothing.
+  // Starts at the lowest finite number, so that no difference is NaN in an empty row.
   float maximum = fmaxf(sink, lowest);
   for (std::int64_t j = lane; j < problem.length_k; j += lanes) maximum = fmaxf(maximum, row_gmem[j]);
   maximum = maximum_over<lanes>(maximum);
@@ -78,21 +79,21 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
   }
 }
 
-/// Neighbouring rows of [B, Hq, Sq] on their way through backward. Their matrices are of `keys` alone, and of
-/// `pitch` elements a row; what is written may be the memory of what is read.
+/// The inputs and outputs of differentiate_rows(), for neighbouring rows of [B, Hq, Sq]. Matrices have `keys`
+/// as columns and a pitch of `pitch` elements. Outputs may overwrite inputs.
 template <typename T>
 struct PairRows {
   std::int64_t first, count;  ///< rows
   KeyRange keys;
   std::int64_t pitch;
-  const float* products;  ///< q·k
-  const float* dweights;  ///< d_o·v
-  T* weights;             ///< after dropout
-  T* dproducts;           ///< gradients of scale·q·k
-  T* weights_rest;        ///< what rounding to T took from either; null where that is nothing
-  T* dproducts_rest;
-  float* dscores;     ///< those of scores, where they are others and wanted; else null
-  float* sink_parts;  ///< of all rows
+  const float* qk;  ///< q·k
+  const float* dp;  ///< dO·v
+  T* p;             ///< after dropout
+  T* dqk;           ///< the gradient of scale·q·k
+  T* p_low;         ///< what rounding to T lost of P and dqk; null where T is f32
+  T* dqk_low;
+  float* ds;          ///< dS, where it differs from dqk and is wanted; else null
+  float* sink_terms;  ///< of all rows
   float* row_sums;    ///< of all rows
 };
 
@@ -102,106 +103,106 @@ inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch
           .count = problem.heads_q * call.rows_q(),
           .keys = {0, problem.length_k},
           .pitch = problem.length_k,
-          .products = scratch.weights,
-          .dweights = scratch.dscores,
-          .weights = scratch.weights,
-          .dproducts = scratch.dproducts,
-          .weights_rest = nullptr,
-          .dproducts_rest = nullptr,
-          .dscores = scratch.dscores == scratch.dproducts ? nullptr : scratch.dscores,
-          .sink_parts = scratch.sink_parts,
+          .qk = scratch.p,
+          .dp = scratch.ds,
+          .p = scratch.p,
+          .dqk = scratch.dqk,
+          .p_low = nullptr,
+          .dqk_low = nullptr,
+          .ds = scratch.ds == scratch.dqk ? nullptr : scratch.ds,
+          .sink_terms = scratch.sink_terms,
           .row_sums = scratch.row_sums};
 }
 
-/// The products q·k and d_o·v of a row to weights and gradients; and what the row gives to dsinks and to a
-/// mask with one element a row.
+/// Computes P and the gradients of a row from its products q·k and dO·v. Also computes the row's term of
+/// dsinks, and its sum of dS for a mask with one element per row.
 template <int lanes, typename T = float>
 __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
                                    const __grid_constant__ PairRows<T> rows) {
   const AttentionProblem& problem = call.problem;
   const std::int64_t own = thread_index() / lanes;
-  if (own >= rows.count) return;  // all lanes of a row together
+  if (own >= rows.count) return;  // the same for all lanes of a row
   const int lane = threadIdx.x % lanes;
   const std::int64_t index = rows.first + own;
   const QueryRow row(call, index);
   const ScoreRule rules(call, row.b, row.h);
-  const std::int64_t begin = own * rows.pitch - rows.keys.first;  // where key 0 would be
-  const float* products_gmem = rows.products + begin;
-  const float* dweights_gmem = rows.dweights + begin;
+  const std::int64_t begin = own * rows.pitch - rows.keys.first;  // the index that key 0 would have
+  const float* qk_gmem = rows.qk + begin;
+  const float* dp_gmem = rows.dp + begin;
   const auto dropout = [&](std::int64_t j) {
     return problem.features.dropout ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
   };
-  // Rounded before it is used, so that it is one number here and there.
-  const auto dweight = [&](std::int64_t j, float kept) { return __fmul_rn(dweights_gmem[j], kept); };
+  // Rounded before it is used, so that both loops have the same number.
+  const auto dropped_dp = [&](std::int64_t j, float kept) { return __fmul_rn(dp_gmem[j], kept); };
 
   const double sink = problem.features.sinks ? call.sinks.at(row.b, row.h) : -__builtin_huge_val();
-  float top = fmaxf(static_cast<float>(sink), lowest);
+  float maximum = fmaxf(static_cast<float>(sink), lowest);
   for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
-    top = fmaxf(top, pair_score(call, rules, row, j, products_gmem[j]));
+    maximum = fmaxf(maximum, pair_score(call, rules, row, j, qk_gmem[j]));
   }
-  top = maximum_over<lanes>(top);
+  maximum = maximum_over<lanes>(maximum);
   double sum = 0;
-  double weighted = 0;
+  double sum_dp = 0;
   for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
-    const float weight = expf(pair_score(call, rules, row, j, products_gmem[j]) - top);
-    sum += static_cast<double>(weight);
-    if (weight != 0) weighted += static_cast<double>(weight) * static_cast<double>(dweight(j, dropout(j)));
+    const float p = expf(pair_score(call, rules, row, j, qk_gmem[j]) - maximum);
+    sum += static_cast<double>(p);
+    if (p != 0) sum_dp += static_cast<double>(p) * static_cast<double>(dropped_dp(j, dropout(j)));
   }
   sum = sum_over<lanes>(sum);
-  weighted = sum_over<lanes>(weighted);
+  sum_dp = sum_over<lanes>(sum_dp);
 
-  const double sink_weight = exp(sink - static_cast<double>(top));
+  const double sink_weight = exp(sink - static_cast<double>(maximum));
   const double total = sum + sink_weight;
-  const bool unseen = total == 0;
-  const double delta = unseen ? 0.0 : weighted / total;
+  const bool empty = total == 0;
+  const double delta = empty ? 0.0 : sum_dp / total;
   const double d_lse =
       call.d_lse.wanted
           ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(row.b, row.h, row.i)))
           : 0.0;
-  const auto inverse = static_cast<float>(unseen ? 0.0 : 1 / total);
+  const auto inverse = static_cast<float>(empty ? 0.0 : 1 / total);
   const auto shift = static_cast<float>(d_lse - delta);
   for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
-    float tangent = 0;  // stays so without softcap
+    float tangent = 0;  // remains 0 without softcap
     float score = minus_infinity;
-    if (!unseen && row.sees(j)) {
-      score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, products_gmem[j], tangent);
+    if (!empty && row.sees(j)) {
+      score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, qk_gmem[j], tangent);
     }
     const bool hidden = score == minus_infinity;
-    const float weight = hidden ? 0.0f : expf(score - top) * inverse;
+    const float p = hidden ? 0.0f : expf(score - maximum) * inverse;
     const float kept = hidden ? 0.0f : dropout(j);
-    const float dscore = hidden ? 0.0f : weight * (dweight(j, kept) + shift);
-    const auto store = [&](float value, T* high_gmem, T* rest_gmem) {
+    const float ds = hidden ? 0.0f : p * (dropped_dp(j, kept) + shift);
+    const auto store = [&](float value, T* high_gmem, T* low_gmem) {
       const T high = narrow<T>(value);
       high_gmem[begin + j] = high;
-      if (rest_gmem != nullptr) rest_gmem[begin + j] = narrow<T>(value - widen(high));
+      if (low_gmem != nullptr) low_gmem[begin + j] = narrow<T>(value - widen(high));
     };
-    store(weight * kept, rows.weights, rows.weights_rest);
-    if (rows.dscores != nullptr) rows.dscores[begin + j] = dscore;
-    store(dscore * (1.0f - tangent * tangent), rows.dproducts, rows.dproducts_rest);
+    store(p * kept, rows.p, rows.p_low);
+    if (rows.ds != nullptr) rows.ds[begin + j] = ds;
+    store(ds * (1.0f - tangent * tangent), rows.dqk, rows.dqk_low);
   }
   if (lane != 0) return;
-  rows.sink_parts[index] = unseen ? 0.0f : static_cast<float>(sink_weight / total * (d_lse - delta));
+  rows.sink_terms[index] = empty ? 0.0f : static_cast<float>(sink_weight / total * (d_lse - delta));
   rows.row_sums[index] = sum == 0 ? 0.0f : static_cast<float>((sum * d_lse + sink_weight * delta) / total);
 }
 
-/// dsinks: what the rows of a head give.
+/// dsinks: the sum of the terms of a head's rows.
 template <int lanes>
 __global__ void sum_sinks(const __grid_constant__ AttentionCall call,
-                          const float* parts_gmem) {  // [B, Hq, Sq]
+                          const float* terms_gmem) {  // [B, Hq, Sq]
   const AttentionProblem& problem = call.problem;
   const std::int64_t h = thread_index() / lanes;
   if (h >= problem.heads_q) return;
   const int lane = threadIdx.x % lanes;
   double sum = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const float* head_gmem = parts_gmem + (b * problem.heads_q + h) * problem.length_q;  // [Sq]
+    const float* head_gmem = terms_gmem + (b * problem.heads_q + h) * problem.length_q;  // [Sq]
     for (std::int64_t i = lane; i < problem.length_q; i += lanes) sum += static_cast<double>(head_gmem[i]);
   }
   sum = sum_over<lanes>(sum);
   if (lane == 0) reinterpret_cast<float*>(call.dsinks)[h * call.dsinks_stride] = static_cast<float>(sum);
 }
 
-/// dmask: each element is the sum of all score gradients that it was added to.
+/// dmask: each element is the sum of dS over all pairs that it was added to.
 __global__ inline void sum_mask(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
   const AttentionProblem& problem = call.problem;
   const MaskView& dmask = call.dmask;
@@ -217,15 +218,14 @@ __global__ inline void sum_mask(const __grid_constant__ AttentionCall call, cons
     first[dim] = summed ? 0 : index[dim];
     last[dim] = summed ? whole[dim] : index[dim] + 1;
   }
-  if (rest > 0) return;  // past the last element
+  if (rest > 0) return;  // the thread is past the last element
   const bool sums_rows = dmask.extent[3] == 1;
   double sum = 0;
   for (std::int64_t b = first[0]; b < last[0]; ++b) {
     for (std::int64_t h = first[1]; h < last[1]; ++h) {
       for (std::int64_t i = first[2]; i < last[2]; ++i) {
         const std::int64_t row = (b * whole[1] + h) * whole[2] + i;
-        sum += static_cast<double>(sums_rows ? scratch.row_sums[row]
-                                             : scratch.dscores[row * whole[3] + index[3]]);
+        sum += static_cast<double>(sums_rows ? scratch.row_sums[row] : scratch.ds[row * whole[3] + index[3]]);
       }
     }
   }

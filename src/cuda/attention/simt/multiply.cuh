@@ -2,34 +2,34 @@
 
 namespace tilewise::cuda {
 
-// Register-blocked products of f32 tiles in shared memory, a warp at a time. A warp is R x C lanes, each with
-// M rows and N columns of the result, and walks over what is summed over (k). An operand lies in one of two
-// ways:
+// Register-blocked products of f32 tiles in shared memory. Each warp computes a product of its own and walks
+// over K. A warp is R x C lanes, each of which holds M rows and N columns of the result. An operand has one
+// of two layouts:
 //
-//   transposed   [k, rows]: a lane's rows are runs of four, 4·lane + 4·R·run, one 16-byte load a run and k
-//   by rows  [rows, k]: a lane's rows are lane + R·m, one 16-byte load a row and four k
+//   transposed  [K, rows]  a lane's rows are runs of four, 4·lane + 4·R·run: one 16-byte load per run and k
+//   by rows     [rows, K]  a lane's rows are lane + R·m: one 16-byte load per row and four k
 //
-// Either way 16 loads feed 256 multiply-adds of an 8 x 8 block, so what counts is that no instruction but
-// these is in the loop: strides are known when compiling, so that addresses are constants; operands are
-// loaded a step ahead; and results are visited to and fro, so that of two neighbouring multiply-adds one
-// shares a factor with the next even where a row ends. (Registers come from two banks: measured, fewer
-// fetches are fewer stalls.)
+// Either way 16 loads feed 256 multiply-adds of an 8 x 8 block. What counts is that the loop has no other
+// instructions. So strides are known at compile time, which makes addresses constants; operands are loaded
+// one step ahead; and results are visited back and forth, so that neighbouring multiply-adds share a factor
+// even at the end of a row. (Registers lie in two banks: measured, fewer operand fetches give fewer stalls.)
 
-/// A warp as R x 32 / R lanes, row after row. Or, interleaved, so that neighbours share a column, and lanes
-/// that are two apart a row: shared memory serves a 16-byte load in two cycles where all lanes of one of
-/// these two kinds of pairs want the same, and in four otherwise (measured on an H200). Row after row only
-/// the operand that rows share is as fast.
+/// A warp as R x (32 / R) lanes, either row after row or interleaved. Interleaved, neighbouring lanes share a
+/// column, and lanes at a distance of two share a row. Shared memory serves a 16-byte load in two cycles
+/// where both lanes of each pair of one of these two kinds read the same address, and in four cycles
+/// otherwise (measured on an H200). With lanes row after row, only the operand that lanes of a row share is
+/// that fast.
 template <int R, bool interleaved = false>
 struct Lanes {
   static constexpr int rows = R;
   static constexpr int columns = 32 / R;
-  static constexpr int apart = interleaved ? 2 : 1;  ///< lanes from a column to the next
+  static constexpr int apart = interleaved ? 2 : 1;  ///< distance in lanes from one column to the next
   static_assert(R % apart == 0);
   int row, column;
   __device__ Lanes()
       : row(interleaved ? lane() % 2 + lane() / (2 * columns) * 2 : lane() / columns),
         column(interleaved ? lane() / 2 % columns : static_cast<int>(threadIdx.x) % columns) {}
-  /// The lane of the same row in another column.
+  /// The lane of the same row in column `other`.
   __device__ int in_row(int other) const {
     return interleaved ? row % 2 + row / 2 * (2 * columns) + other * 2 : row * columns + other;
   }
@@ -38,12 +38,12 @@ struct Lanes {
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 };
 
-/// Where the n-th element of a lane is, of a transposed operand or of results that come from one.
+/// Index of a lane's n-th row or column of a transposed operand, or of the result along that operand.
 template <int lanes>
 __device__ __forceinline__ constexpr int in_runs(int lane, int n) {
   return lane * 4 + n / 4 * 4 * lanes + n % 4;
 }
-/// The same by rows.
+/// The same for an operand by rows.
 template <int lanes>
 __device__ __forceinline__ constexpr int in_steps(int lane, int n) {
   return lane + lanes * n;
@@ -55,13 +55,12 @@ __device__ __forceinline__ float element(const float4& four, int n) {
 __device__ __forceinline__ float4 load_four(const float* from) {
   return *reinterpret_cast<const float4*>(from);
 }
-/// 0, 1, …, count − 1, or the other way round.
-__device__ __forceinline__ constexpr int to_and_fro(bool fro, int n, int count) {
-  return fro ? count - 1 - n : n;
+/// n-th of 0, 1, …, count − 1, or with `back` of count − 1, …, 1, 0.
+__device__ __forceinline__ constexpr int back_and_forth(bool back, int n, int count) {
+  return back ? count - 1 - n : n;
 }
 
-/// A transposed operand, from the lane's first element on: a row of k is `stride` floats, `lanes` lanes share
-/// it.
+/// A transposed operand from the lane's first element on: [K, stride] floats, with `lanes` lanes along a row.
 template <int stride, int lanes>
 struct Transposed {
   const float* first;
@@ -69,10 +68,10 @@ struct Transposed {
   __device__ Transposed from(int k) const { return {first + k * stride}; }
 };
 
-/// The same with `pad` floats after every four rows of k, a multiple of four: so that those who write it,
-/// several rows of k at a time, meet in no bank.
+/// The same with `pad` floats, a multiple of four, after every four rows of K, so that threads that write
+/// several rows of K at a time have no bank conflict.
 template <int stride, int lanes, int pad>
-struct TurnedInFours {
+struct PaddedTransposed {
   const float* first;
   __host__ __device__ static constexpr int offset(int k) {
     return k * (stride + pad / 4) - (k & 3) * (pad / 4);
@@ -80,8 +79,7 @@ struct TurnedInFours {
   __device__ float4 at(int k, int run) const { return load_four(first + offset(k) + run * 4 * lanes); }
 };
 
-/// An operand by rows, from the lane's first row on: rows lie `stride` floats apart, `lanes` lanes take
-/// turns.
+/// An operand by rows from the lane's first row on: [rows, stride] floats, every `lanes`-th row the lane's.
 template <int stride, int lanes>
 struct ByRows {
   const float* first;
@@ -90,7 +88,7 @@ struct ByRows {
   __device__ ByRows from(int k) const { return {first + k}; }
 };
 
-/// sum[m][n] += Σ_k a[k][m]·b[k][n] for k below `depth`, a multiple of eight: both transposed.
+/// sum[m][n] += Σ_k a[k][m]·b[k][n] for k below `depth`, a multiple of eight. Both operands are transposed.
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void multiply_transposed(float (&sum)[M][N], const A& a, const B& b, int depth) {
   float4 a4[2][M / 4], b4[2][N / 4];
@@ -111,7 +109,7 @@ __device__ __forceinline__ void multiply_transposed(float (&sum)[M][N], const A&
       for (int m = 0; m < M; ++m) {
 #pragma unroll
         for (int visit = 0; visit < N; ++visit) {
-          const int n = to_and_fro(m % 2 == 1, visit, N);
+          const int n = back_and_forth(m % 2 == 1, visit, N);
           sum[m][n] = fmaf(element(a4[slot][m / 4], m % 4), element(b4[slot][n / 4], n % 4), sum[m][n]);
         }
       }
@@ -119,8 +117,8 @@ __device__ __forceinline__ void multiply_transposed(float (&sum)[M][N], const A&
   }
 }
 
-/// The same, summed by itself before it is added: for sums over many tiles, since the error of a running sum
-/// grows with its length. Takes as many registers more as `sum` has.
+/// The same, but the product has an accumulator of its own before it is added to `sum`: the error of a
+/// running sum grows with its length. Takes as many more registers as `sum` has.
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void add_product(float (&sum)[M][N], const A& a, const B& b, int depth) {
   float product[M][N] = {};
@@ -132,7 +130,7 @@ __device__ __forceinline__ void add_product(float (&sum)[M][N], const A& a, cons
   }
 }
 
-/// sum[m][n] += Σ_k a[k][m]·b[n][k]: a transposed, b by rows.
+/// sum[m][n] += Σ_k a[k][m]·b[n][k]: a is transposed, b is by rows.
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void multiply_transposed_rows(float (&sum)[M][N], const A& a, const B& b,
                                                          int depth) {
@@ -144,7 +142,7 @@ __device__ __forceinline__ void multiply_transposed_rows(float (&sum)[M][N], con
   load_a(0, 0);
 #pragma unroll
   for (int n = 0; n < N; ++n) b4[n] = b.at(n, 0);
-  const auto four = [&](int k, int next) {  // four k, and the first loads of the next four
+  const auto four = [&](int k, int next) {  // computes four k and loads the first of the next four
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const int slot = step % 2;
@@ -153,7 +151,7 @@ __device__ __forceinline__ void multiply_transposed_rows(float (&sum)[M][N], con
       for (int n = 0; n < N; ++n) {
 #pragma unroll
         for (int visit = 0; visit < M; ++visit) {
-          const int m = to_and_fro(n % 2 == 1, visit, M);
+          const int m = back_and_forth(n % 2 == 1, visit, M);
           sum[m][n] = fmaf(element(a4[slot][m / 4], m % 4), element(b4[n], step), sum[m][n]);
         }
         if (step == 3) b4[n] = b.at(n, next);
@@ -167,7 +165,7 @@ __device__ __forceinline__ void multiply_transposed_rows(float (&sum)[M][N], con
   }
 }
 
-/// sum[m][n] += Σ_k a[m][k]·b[n][k]: both by rows.
+/// sum[m][n] += Σ_k a[m][k]·b[n][k]: both are by rows.
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const A& a, const B& b, int depth) {
   static_assert(N % 2 == 0 && N >= M);
@@ -184,7 +182,7 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const A& a, co
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
         for (int visit = 0; visit < M; ++visit) {
-          const int m = to_and_fro(step % 2 == 1, visit, M);
+          const int m = back_and_forth(step % 2 == 1, visit, M);
           sum[m][n] = fmaf(element(now[m], step), element(b4[n % 2], step), sum[m][n]);
         }
       }
@@ -197,12 +195,14 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const A& a, co
   }
 }
 
-/// Whether a configuration's products are summed in runs of a few k: where rows are long, or tiles small, as
-/// they are with one query. Such problems others sum in several lanes, and so more exactly than in one.
+/// Whether a configuration sums a product in runs of a few k: with long rows, or with small tiles, which
+/// calls with one query get. For such problems other implementations sum in several lanes, which is more
+/// exact than one running sum.
 template <typename C>
 inline constexpr bool sums_in_runs = C::dim > 64 || C::M* C::N <= 16;
 
-/// Runs of a few k are summed by themselves; `multiply(sum, a, b, depth)` is one of those above.
+/// Gives each run of 32 k an accumulator of its own. `multiply(sum, a, b, depth)` is one of the functions
+/// above.
 template <typename A, typename B, int M, int N, typename Multiply>
 __device__ __forceinline__ void multiply_in_runs(float (&sum)[M][N], const A& a, const B& b, int depth,
                                                  const Multiply& multiply) {
@@ -219,7 +219,7 @@ __device__ __forceinline__ void multiply_in_runs(float (&sum)[M][N], const A& a,
   }
 }
 
-/// sum[m][n] += Σ_k a[m][k]·b[k][n]: a by rows, b transposed.
+/// sum[m][n] += Σ_k a[m][k]·b[k][n]: a is by rows, b is transposed.
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void multiply_rows_transposed(float (&sum)[M][N], const A& a, const B& b,
                                                          int depth) {
@@ -244,7 +244,7 @@ __device__ __forceinline__ void multiply_rows_transposed(float (&sum)[M][N], con
       for (int m = 0; m < M; ++m) {
 #pragma unroll
         for (int visit = 0; visit < N; ++visit) {
-          const int n = to_and_fro(m % 2 == 1, visit, N);
+          const int n = back_and_forth(m % 2 == 1, visit, N);
           sum[m][n] = fmaf(element(now[m], step), element(b4[slot][n / 4], n % 4), sum[m][n]);
         }
       }

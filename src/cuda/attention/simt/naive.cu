@@ -6,8 +6,8 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// The formula as it is written: scores, softmax, output, each a pass over matrices in memory, one thread for
-// every element of a result. Nothing is shared between threads but what the caches happen to hold.
+// Attention as its formula is written. S, the softmax and O are passes over matrices in memory, with one
+// thread for each element of a result. Threads share nothing but what the caches happen to hold.
 
 constexpr int threads = 256;
 
@@ -17,24 +17,25 @@ __device__ __forceinline__ T* row_of(const Rows& rows, std::int64_t b, std::int6
   return reinterpret_cast<T*>(rows.at(b, h, s));
 }
 
-// A sum of products in pieces, and pieces of pieces: the error of a running sum grows with its length.
+// A sum of products in runs of 16 terms, summed in runs of 256: the error of a running sum grows with its
+// length.
 class PiecewiseSum {
  public:
   __device__ void add(float a, float b) {
-    part_ = fmaf(a, b, part_);
+    run_ = fmaf(a, b, run_);
     if (++terms_ % 16 != 0) return;
-    parts_ += part_;
-    part_ = 0;
+    runs_ += run_;
+    run_ = 0;
     if (terms_ % 256 != 0) return;
-    sum_ += parts_;
-    parts_ = 0;
+    sum_ += runs_;
+    runs_ = 0;
   }
-  __device__ float value() const { return sum_ + (parts_ + part_); }
+  __device__ float value() const { return sum_ + (runs_ + run_); }
 
  private:
   float sum_ = 0;
-  float parts_ = 0;
-  float part_ = 0;
+  float runs_ = 0;
+  float run_ = 0;
   int terms_ = 0;
 };
 
@@ -45,45 +46,43 @@ __device__ __forceinline__ float dot(const T* a_gmem, const T* b_gmem, std::int6
   return sum.value();
 }
 
-// A thread a score: s = score(q_i·k_j).
+// S: one thread per score, s = score(q_i·k_j).
 template <typename T>
 __global__ void __launch_bounds__(threads) naive_scores(const __grid_constant__ AttentionCall call,
-                                                        float* scores_gmem) {  // [B, Hq, Sq, Sk]
+                                                        float* s_gmem) {  // [B, Hq, Sq, Sk]
   const std::int64_t at = thread_index();
   if (at >= ForwardScratch::matrix_size(call)) return;
   const std::int64_t j = at % call.problem.length_k;
   const QueryRow row(call, at / call.problem.length_k);
-  float product = 0;
+  float qk = 0;
   if (row.sees(j)) {
     const T* q_gmem = row_of<T>(call.q, row.b, row.h, row.i);
     const T* k_gmem = row_of<T>(call.k, row.b, call.key_head(row.h), j);
-    product = dot(q_gmem, k_gmem, call.problem.dim_qk);
+    qk = dot(q_gmem, k_gmem, call.problem.dim_qk);
   }
-  scores_gmem[at] = pair_score(call, ScoreRule(call, row.b, row.h), row, j, product);
+  s_gmem[at] = pair_score(call, ScoreRule(call, row.b, row.h), row, j, qk);
 }
 
-// A thread a pair: q·k and d_o·v, where its weight and the gradient of its score will be.
+// One thread per pair: stores q·k and dO·v in the place of P and dS.
 template <typename T>
 __global__ void __launch_bounds__(threads)
-    naive_pairs(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
+    naive_products(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
   const std::int64_t at = thread_index();
   if (at >= ForwardScratch::matrix_size(call)) return;
   const std::int64_t j = at % call.problem.length_k;
   const QueryRow row(call, at / call.problem.length_k);
-  float product = 0;
-  float dweight = 0;
+  float qk = 0;
+  float dp = 0;
   if (row.sees(j)) {
     const std::int64_t h_kv = call.key_head(row.h);
-    product =
-        dot(row_of<T>(call.q, row.b, row.h, row.i), row_of<T>(call.k, row.b, h_kv, j), call.problem.dim_qk);
-    dweight =
-        dot(row_of<T>(call.d_o, row.b, row.h, row.i), row_of<T>(call.v, row.b, h_kv, j), call.problem.dim_v);
+    qk = dot(row_of<T>(call.q, row.b, row.h, row.i), row_of<T>(call.k, row.b, h_kv, j), call.problem.dim_qk);
+    dp = dot(row_of<T>(call.d_o, row.b, row.h, row.i), row_of<T>(call.v, row.b, h_kv, j), call.problem.dim_v);
   }
-  scratch.weights[at] = product;
-  scratch.dscores[at] = dweight;
+  scratch.p[at] = qk;
+  scratch.ds[at] = dp;
 }
 
-// A thread an element of o or dq: out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d].
+// O or dQ: one thread per element, out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d].
 template <typename T>
 __global__ void __launch_bounds__(threads) naive_query_sums(const __grid_constant__ AttentionCall call,
                                                             const float* matrix_gmem,  // [B, Hq, Sq, Sk]
@@ -103,8 +102,8 @@ __global__ void __launch_bounds__(threads) naive_query_sums(const __grid_constan
   row_of<T>(out, row.b, row.h, row.i)[d] = narrow<T>(factor * sum.value());
 }
 
-// A thread an element of dk or dv: out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], over the heads that
-// share the key. Columns of keys that nothing sees are zero.
+// dK or dV: one thread per element, out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], also summed over the
+// query heads that share the key. Columns of keys that no query sees are zero.
 template <typename T>
 __global__ void __launch_bounds__(threads) naive_key_sums(const __grid_constant__ AttentionCall call,
                                                           const float* matrix_gmem,  // [B, Hq, Sq, Sk]
@@ -130,7 +129,7 @@ __global__ void __launch_bounds__(threads) naive_key_sums(const __grid_constant_
   row_of<T>(out, b, h_kv, j)[d] = narrow<T>(factor * sum.value());
 }
 
-// A launch with a thread for each of `count` elements.
+// A launch with one thread for each of `count` elements.
 Launch thread_each(const char* name, std::int64_t count, const Context& context) {
   return {.name = name,
           .blocks = (count + threads - 1) / threads,
@@ -144,11 +143,10 @@ void forward(const AttentionCall& call, const Context& context) {
   const std::int64_t rows = problem.heads_q * call.rows_q();
   Arena arena(context.workspace.data);
   const ForwardScratch scratch(arena, call);
-  launch<naive_scores<T>>(thread_each("tilewise naive scores", rows * problem.length_k, context), call,
-                          scratch.scores);
-  launch<softmax_rows<1>>(thread_each("tilewise naive softmax", rows, context), call, scratch.scores);
+  launch<naive_scores<T>>(thread_each("tilewise naive S", rows * problem.length_k, context), call, scratch.s);
+  launch<softmax_rows<1>>(thread_each("tilewise naive softmax", rows, context), call, scratch.s);
   launch<naive_query_sums<T>>(thread_each("tilewise naive output", rows * problem.dim_v, context), call,
-                              scratch.scores, call.v, call.o, problem.dim_v, 1.0f);
+                              scratch.s, call.v, call.o, problem.dim_v, 1.0f);
 }
 
 template <typename T>
@@ -159,22 +157,22 @@ void backward(const AttentionCall& call, const Context& context) {
   const auto scale = static_cast<float>(call.scale);
   Arena arena(context.workspace.data);
   const BackwardScratch scratch(arena, call);
-  launch<naive_pairs<T>>(thread_each("tilewise naive pairs", rows_q * problem.length_k, context), call,
-                         scratch);
-  // The one pass that is not a thread a result: alone, a thread would be minutes on the longest rows.
-  launch<differentiate_rows<32>>(thread_each("tilewise naive score gradients", rows_q * 32, context), call,
+  launch<naive_products<T>>(thread_each("tilewise naive products", rows_q * problem.length_k, context), call,
+                            scratch);
+  // The only pass with a warp per row: a single thread would take minutes for the longest rows.
+  launch<differentiate_rows<32>>(thread_each("tilewise naive dS", rows_q * 32, context), call,
                                  all_rows(call, scratch));
   if (call.dq.wanted) {
     launch<naive_query_sums<T>>(thread_each("tilewise naive dq", rows_q * problem.dim_qk, context), call,
-                                scratch.dproducts, call.k, call.dq, problem.dim_qk, scale);
+                                scratch.dqk, call.k, call.dq, problem.dim_qk, scale);
   }
   if (call.dk.wanted) {
     launch<naive_key_sums<T>>(thread_each("tilewise naive dk", rows_k * problem.dim_qk, context), call,
-                              scratch.dproducts, call.q, call.dk, problem.dim_qk, scale);
+                              scratch.dqk, call.q, call.dk, problem.dim_qk, scale);
   }
   if (call.dv.wanted) {
     launch<naive_key_sums<T>>(thread_each("tilewise naive dv", rows_k * problem.dim_v, context), call,
-                              scratch.weights, call.d_o, call.dv, problem.dim_v, 1.0f);
+                              scratch.p, call.d_o, call.dv, problem.dim_v, 1.0f);
   }
   if (problem.features.mask_gradient) {
     const std::int64_t(&extent)[4] = call.dmask.extent;
@@ -183,7 +181,7 @@ void backward(const AttentionCall& call, const Context& context) {
   }
   if (call.dsinks != nullptr) {
     launch<sum_sinks<1>>(thread_each("tilewise naive dsinks", problem.heads_q, context), call,
-                         scratch.sink_parts);
+                         scratch.sink_terms);
   }
 }
 

@@ -7,8 +7,8 @@
 
 namespace tilewise::cuda {
 
-// Tiles of f32 in shared memory, [rows, dim] with dim a multiple of 4, and how they come there. Rows that are
-// read by several lanes at once, four elements each, lie dim + 4 floats apart: then no two meet in a bank.
+// Loads f32 tiles [rows, dim] into shared memory, dim being a multiple of 4. Rows that several lanes read at
+// once, four elements each, have a stride of dim + 4 floats, so that there are no bank conflicts.
 
 /// Whether rows can be read and written four elements at a time.
 __host__ __device__ __forceinline__ bool aligned_rows(const Rows& rows, std::int64_t dim) {
@@ -18,15 +18,15 @@ __host__ __device__ __forceinline__ bool aligned_rows(const Rows& rows, std::int
   return ((address | strides) & (4 * size - 1)) == 0 && dim % 4 == 0;
 }
 
-/// Whether load_plain_rows can read them.
+/// Whether load_plain_rows() can read the rows.
 inline bool plain_rows(const Rows& rows, std::int64_t dim) {
   return rows.dtype == DType::f32 && aligned_rows(rows, dim);
 }
 
-/// The rows of an entry and head: at a stride, or, paged, wherever their pages are.
+/// The rows of an entry and head, which have a constant stride.
 struct RowAddress {
   const Rows& rows;
-  const std::byte* first;  ///< row 0, where they lie at a stride
+  const std::byte* first;  ///< row 0
   bool aligned;
 
   __device__ RowAddress(const Rows& rows_, std::int64_t dim, std::int64_t b, std::int64_t h, std::int64_t row)
@@ -35,6 +35,7 @@ struct RowAddress {
     return first + row * rows.stride_s * static_cast<std::int64_t>(size_of(rows.dtype));
   }
 };
+/// The same for rows that may be paged.
 struct PagedRowAddress : RowAddress {
   const AttentionCall& call;
   std::int64_t b, h;
@@ -48,15 +49,15 @@ struct PagedRowAddress : RowAddress {
   }
 };
 
-/// Fills `tile`, `count` rows of `dim` floats that lie `stride` apart, with elements [first, first + dims) of
-/// `valid` rows from row `begin` on; everything else is zero. Copies are to be committed and awaited by the
-/// caller; what did not go by them is there after a barrier too. This one is for aligned f32 rows at a
-/// stride: an addition and an asynchronous copy for every 16 bytes.
+/// Fills `tile`, which has `count` rows of `dim` floats at a stride of `stride`, with elements
+/// [first, first + dims) of `valid` rows from row `begin` on, and with zeros elsewhere. The caller commits
+/// and awaits the asynchronous copies; then a barrier makes the whole tile visible. This function takes
+/// aligned f32 rows with a constant stride: one addition and one asynchronous copy for every 16 bytes.
 template <int count, int dim, int stride, int threads>
 __device__ __forceinline__ void load_plain_rows(float* tile, const RowAddress& from, std::int64_t begin,
                                                 int valid, int first, int dims) {
   constexpr int chunks = dim / 4;
-  constexpr int step = threads / chunks;  // rows between those of a thread
+  constexpr int step = threads / chunks;  // distance between a thread's rows
   static_assert(threads % chunks == 0 && count % step == 0);
   const int row = static_cast<int>(threadIdx.x) / chunks;
   const int column = static_cast<int>(threadIdx.x) % chunks * 4;
@@ -103,7 +104,7 @@ __device__ __forceinline__ void load_rows_of(float* tile, const Address& from, s
   }
 }
 
-/// The same for rows of any type, alignment and place.
+/// The same for rows of any type, alignment and layout.
 template <int count, int dim, int stride, int threads, typename Address>
 __device__ __forceinline__ void load_any_rows(float* tile, const Address& from, std::int64_t begin, int valid,
                                               int first, int dims) {
@@ -126,8 +127,9 @@ __device__ __forceinline__ void load_rows(float* tile, const Address& from, std:
   }
 }
 
-/// Turns the first `depth` (a multiple of four) columns of `from`, [rows, from_stride], into `to`, [depth,
-/// rows], times `factor`. A warp takes a column of 32 rows, so neither side has a bank conflict.
+/// Transposes the first `depth` columns, a multiple of four, of `from` [rows, from_stride] into `to`
+/// [depth, rows], multiplied by `factor`. A warp takes four columns of 32 rows, so neither side has a bank
+/// conflict.
 template <int rows, int from_stride, int threads>
 __device__ __forceinline__ void transpose_rows(float* to, const float* from, int depth, float factor) {
   for (int index = threadIdx.x; index < rows * depth / 4; index += threads) {
@@ -139,7 +141,8 @@ __device__ __forceinline__ void transpose_rows(float* to, const float* from, int
   }
 }
 
-/// Stores elements first, first + 1, … of a row of a run-time type, as many of the four as lie below `dims`.
+/// Stores those of the elements [first, first + 4) of a row that are below `dims`; the type is a run-time
+/// one.
 __device__ __forceinline__ void store_chunk(std::byte* row, DType dtype, int first, int dims, bool aligned,
                                             float4 value) {
   if (first >= dims) return;

@@ -7,28 +7,29 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// The passes of naive, each product cut into tiles: a block brings pieces of both factors into shared memory,
-// neighbouring threads reading neighbouring elements, and uses each of them 64 times. Rows of scores have a
-// warp each. Scores still pass through memory between the products.
+// The passes of naive, with each product cut into tiles. A CTA loads tiles of both operands into shared
+// memory, with neighbouring threads reading neighbouring elements, and uses each element 64 times. One warp
+// computes a row of the softmax. S still passes through memory between the products.
 
-// A block computes a square tile of a result; a thread has 4 x 4 of its elements, 16 apart both ways.
+// A CTA computes a square tile of a result. A thread has 4 x 4 of its elements, at a distance of 16 both
+// ways.
 constexpr int grid_side = 16;
 constexpr int each = 4;
 constexpr int tile = grid_side * each;
 constexpr int threads = grid_side * grid_side;
-constexpr int depth = 32;  // how much of the dimension that is summed over is in shared memory at once
+constexpr int depth = 32;  // how much of K, the dimension that is summed over, is in shared memory at once
 constexpr int warp = 32;
 
-// [k, row], k being summed over. The odd pitch puts a column's elements into different banks, so that tiles
-// may be filled along either dimension.
+// An operand's tile, [K, row]. The odd pitch puts a column's elements into different banks, so that a tile
+// can be filled along either dimension.
 using SharedTile = float[depth][tile + 1];
 using Sums = float[each][each];
 
-struct SharedFactors {
+struct SharedOperands {
   SharedTile a, b;
 };
 
-// Where this thread's elements stand in the block's tile.
+// Row and column of this thread's elements in the CTA's tile.
 __device__ __forceinline__ int tile_row(int m) {
   return static_cast<int>(threadIdx.x) / grid_side + grid_side * m;
 }
@@ -38,18 +39,18 @@ __device__ __forceinline__ int tile_column(int n) {
 
 enum class Contiguous { depth, rows };
 
-// A factor of a product: `rows` rows (or columns) of the result's tile by what is summed over. One of the two
-// dimensions is contiguous, the other has the stride.
+// An operand: `rows` rows (or columns) of the result's tile by K. One of the two dimensions is contiguous,
+// the other has the stride.
 template <typename T, Contiguous contiguous>
-struct Factor {
-  const T* data_gmem;  // of the tile's first row, at 0 of what is summed over
+struct Operand {
+  const T* data_gmem;  // the tile's first row at k = 0
   std::int64_t stride;
   int rows;
 };
 
-// Fills a tile with k from `first` up to `last`; zeros where the factor ends.
+// Fills a tile with k from `first` up to `last`, and with zeros where the operand ends.
 template <typename T, Contiguous contiguous>
-__device__ __forceinline__ void load(SharedTile& to_smem, const Factor<T, contiguous>& from,
+__device__ __forceinline__ void load(SharedTile& to_smem, const Operand<T, contiguous>& from,
                                      std::int64_t first, std::int64_t last) {
 #pragma unroll
   for (int n = 0; n < tile * depth / threads; ++n) {
@@ -71,16 +72,15 @@ __device__ __forceinline__ void add(Sums& sum, const Sums& part) {
   }
 }
 
-// sum[row, column] += Σ_k a[row, k]·b[column, k] for k from `first` up to `last`, which all threads agree on.
-// What is in shared memory at once is summed by itself first: the error of a running sum grows with its
-// length.
+// sum[row, column] += Σ_k a[row, k]·b[column, k] for k from `first` up to `last`, the same in all threads.
+// Each step's product has an accumulator of its own: the error of a running sum grows with its length.
 template <typename A, typename B>
-__device__ __forceinline__ void add_product(Sums& sum, SharedFactors& shared, const A& a, const B& b,
+__device__ __forceinline__ void add_product(Sums& sum, SharedOperands& shared, const A& a, const B& b,
                                             std::int64_t first, std::int64_t last) {
   for (std::int64_t k0 = first; k0 < last; k0 += depth) {
     load(shared.a, a, k0, last);
     load(shared.b, b, k0, last);
-    __syncthreads();  // both pieces are there
+    __syncthreads();  // both tiles are stored
     Sums part = {};
 #pragma unroll
     for (int k = 0; k < depth; ++k) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void add_product(Sums& sum, SharedFactors& shared, co
       }
     }
     add(sum, part);
-    __syncthreads();  // everyone is done with both, so they may be overwritten
+    __syncthreads();  // all threads have read both tiles, which the next step overwrites
   }
 }
 
@@ -129,23 +129,23 @@ struct PairTile {
       : query(query_tile(call, index / tiles_of(call.problem.length_k))),
         first_key(index % tiles_of(call.problem.length_k) * tile) {}
 
-  // Whether band and lengths leave anything of it.
+  // Whether any query of the tile sees any of its keys, by band and lengths.
   __device__ bool seen(const AttentionCall& call) const {
     const KeyRange any = query.any(call);
     return max(any.first, first_key) < min(any.last, first_key + tile);
   }
 
-  // sum += the products of the rows of its queries with those of its keys.
+  // sum += queries · keysᵀ, for two tensors with rows of queries and of keys.
   template <typename T>
-  __device__ void add_products(Sums& sum, SharedFactors& shared, const AttentionCall& call,
+  __device__ void add_products(Sums& sum, SharedOperands& shared, const AttentionCall& call,
                                const Rows& queries, const Rows& keys, std::int64_t dim) const {
-    using Factors = Factor<T, Contiguous::depth>;
+    using Operands = Operand<T, Contiguous::depth>;
     const std::int64_t h_kv = call.key_head(query.h);
     add_product(sum, shared,
-                Factors{reinterpret_cast<const T*>(queries.at(query.b, query.h, query.first)),
-                        queries.stride_s, query.count},
-                Factors{reinterpret_cast<const T*>(keys.at(query.b, h_kv, first_key)), keys.stride_s,
-                        tile_count(first_key, query.sequence.length_k)},
+                Operands{reinterpret_cast<const T*>(queries.at(query.b, query.h, query.first)),
+                         queries.stride_s, query.count},
+                Operands{reinterpret_cast<const T*>(keys.at(query.b, h_kv, first_key)), keys.stride_s,
+                         tile_count(first_key, query.sequence.length_k)},
                 0, dim);
   }
 
@@ -169,40 +169,39 @@ struct PairTile {
   }
 };
 
-// A tile of scores: s = score(q_i·k_j), −inf where hidden.
+// A tile of S: s = score(q_i·k_j), −inf where hidden.
 template <typename T>
 __global__ void __launch_bounds__(threads, 2) tiled_scores(const __grid_constant__ AttentionCall call,
-                                                           float* scores_gmem) {  // [B, Hq, Sq, Sk]
-  __shared__ SharedFactors shared;
+                                                           float* s_gmem) {  // [B, Hq, Sq, Sk]
+  __shared__ SharedOperands shared;
   const PairTile pairs(call, blockIdx.x);
   const ScoreRule rules(call, pairs.query.b, pairs.query.h);
-  Sums product = {};
-  if (pairs.seen(call))
-    pairs.template add_products<T>(product, shared, call, call.q, call.k, call.problem.dim_qk);
+  Sums qk = {};
+  if (pairs.seen(call)) pairs.template add_products<T>(qk, shared, call, call.q, call.k, call.problem.dim_qk);
   pairs.for_each_row(call, [&](const QueryRow& row, int m) {
-    float* row_gmem = scores_gmem + row.index(call) * call.problem.length_k;  // [Sk]
+    float* row_gmem = s_gmem + row.index(call) * call.problem.length_k;  // [Sk]
     pairs.for_each_key(
-        call, [&](std::int64_t j, int n) { row_gmem[j] = pair_score(call, rules, row, j, product[m][n]); });
+        call, [&](std::int64_t j, int n) { row_gmem[j] = pair_score(call, rules, row, j, qk[m][n]); });
   });
 }
 
-// A tile of q·k and of d_o·v, where weights and score gradients will be.
+// A tile of q·k and of dO·v, stored in the place of P and dS.
 template <typename T>
 __global__ void __launch_bounds__(threads, 2)
-    tiled_pairs(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
-  __shared__ SharedFactors shared;
+    tiled_products(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
+  __shared__ SharedOperands shared;
   const PairTile pairs(call, blockIdx.x);
-  Sums product = {};
-  Sums dweight = {};
+  Sums qk = {};
+  Sums dp = {};
   if (pairs.seen(call)) {
-    pairs.template add_products<T>(product, shared, call, call.q, call.k, call.problem.dim_qk);
-    pairs.template add_products<T>(dweight, shared, call, call.d_o, call.v, call.problem.dim_v);
+    pairs.template add_products<T>(qk, shared, call, call.q, call.k, call.problem.dim_qk);
+    pairs.template add_products<T>(dp, shared, call, call.d_o, call.v, call.problem.dim_v);
   }
   pairs.for_each_row(call, [&](const QueryRow& row, int m) {
     const std::int64_t row_at = row.index(call) * call.problem.length_k;
     pairs.for_each_key(call, [&](std::int64_t j, int n) {
-      scratch.weights[row_at + j] = product[m][n];
-      scratch.dscores[row_at + j] = dweight[m][n];
+      scratch.p[row_at + j] = qk[m][n];
+      scratch.ds[row_at + j] = dp[m][n];
     });
   });
 }
@@ -222,14 +221,14 @@ __device__ __forceinline__ void store(const Sums& sum, float factor, int rows, i
   }
 }
 
-// o or dq: out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d]. Blocks over [B, Hq, tiles of Sq, tiles of dim].
+// O or dQ: out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d]. The grid is [B, Hq, tiles of Sq, tiles of dim].
 template <typename T>
 __global__ void __launch_bounds__(threads) tiled_query_sums(const __grid_constant__ AttentionCall call,
                                                             const float* matrix_gmem,  // [B, Hq, Sq, Sk]
                                                             const Rows keys,           // [B, Hkv, Sk, dim]
                                                             const Rows out,            // [B, Hq, Sq, dim]
                                                             const std::int64_t dim, const float factor) {
-  __shared__ SharedFactors shared;
+  __shared__ SharedOperands shared;
   const QueryTile query = query_tile(call, blockIdx.x / tiles_of(dim));
   const int first_dim = static_cast<int>(blockIdx.x % tiles_of(dim)) * tile;
   const int dims = tile_count(first_dim, dim);
@@ -239,24 +238,24 @@ __global__ void __launch_bounds__(threads) tiled_query_sums(const __grid_constan
   const KeyRange any = query.any(call);
   Sums sum = {};
   add_product(sum, shared,
-              Factor<float, Contiguous::depth>{matrix_gmem + first_row * problem.length_k, problem.length_k,
-                                               query.count},
-              Factor<T, Contiguous::rows>{reinterpret_cast<const T*>(keys.at(query.b, h_kv, 0)) + first_dim,
-                                          keys.stride_s, dims},
+              Operand<float, Contiguous::depth>{matrix_gmem + first_row * problem.length_k, problem.length_k,
+                                                query.count},
+              Operand<T, Contiguous::rows>{reinterpret_cast<const T*>(keys.at(query.b, h_kv, 0)) + first_dim,
+                                           keys.stride_s, dims},
               any.first, any.last);
   store<T>(sum, factor, query.count, first_dim, dims,
            [&](int r) { return out.at(query.b, query.h, query.first + r); });
 }
 
-// dk or dv: out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], over the heads that share the keys. Blocks
-// over [B, Hkv, tiles of Sk, tiles of dim].
+// dK or dV: out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], also summed over the query heads that share
+// the keys. The grid is [B, Hkv, tiles of Sk, tiles of dim].
 template <typename T>
 __global__ void __launch_bounds__(threads) tiled_key_sums(const __grid_constant__ AttentionCall call,
                                                           const float* matrix_gmem,  // [B, Hq, Sq, Sk]
                                                           const Rows queries,        // [B, Hq, Sq, dim]
                                                           const Rows out,            // [B, Hkv, Sk, dim]
                                                           const std::int64_t dim, const float factor) {
-  __shared__ SharedFactors shared;
+  __shared__ SharedOperands shared;
   const AttentionProblem& problem = call.problem;
   const std::int64_t index = blockIdx.x / tiles_of(dim);
   const int first_dim = static_cast<int>(blockIdx.x % tiles_of(dim)) * tile;
@@ -266,7 +265,7 @@ __global__ void __launch_bounds__(threads) tiled_key_sums(const __grid_constant_
   const std::int64_t b = index / tiles_of(problem.length_k) / problem.heads_kv;
   const int count = tile_count(first_key, problem.length_k);
 
-  // Queries whose band reaches one of the keys.
+  // The queries that see any of these keys.
   const std::int64_t offset = call.sequence(b).band_offset;
   const std::int64_t first = max(first_key - call.band.right - offset, std::int64_t{0});
   const std::int64_t last = min(first_key + tile + call.band.left - offset, problem.length_q);
@@ -275,10 +274,10 @@ __global__ void __launch_bounds__(threads) tiled_key_sums(const __grid_constant_
     const std::int64_t first_row = (b * problem.heads_q + h) * problem.length_q;
     Sums part = {};
     add_product(part, shared,
-                Factor<float, Contiguous::rows>{matrix_gmem + first_row * problem.length_k + first_key,
-                                                problem.length_k, count},
-                Factor<T, Contiguous::rows>{reinterpret_cast<const T*>(queries.at(b, h, 0)) + first_dim,
-                                            queries.stride_s, dims},
+                Operand<float, Contiguous::rows>{matrix_gmem + first_row * problem.length_k + first_key,
+                                                 problem.length_k, count},
+                Operand<T, Contiguous::rows>{reinterpret_cast<const T*>(queries.at(b, h, 0)) + first_dim,
+                                             queries.stride_s, dims},
                 first, last);
     add(sum, part);
   }
@@ -299,14 +298,13 @@ void forward(const AttentionCall& call, const Context& context) {
   const std::int64_t query_tiles = problem.batch * problem.heads_q * tiles_of(problem.length_q);
   Arena arena(context.workspace.data);
   const ForwardScratch scratch(arena, call);
-  launch<tiled_scores<T>>(
-      block_each("tilewise tiled scores", query_tiles * tiles_of(problem.length_k), context), call,
-      scratch.scores);
+  launch<tiled_scores<T>>(block_each("tilewise tiled S", query_tiles * tiles_of(problem.length_k), context),
+                          call, scratch.s);
   launch<softmax_rows<warp>>(warp_each("tilewise tiled softmax", problem.heads_q * call.rows_q(), context),
-                             call, scratch.scores);
+                             call, scratch.s);
   launch<tiled_query_sums<T>>(
-      block_each("tilewise tiled output", query_tiles * tiles_of(problem.dim_v), context), call,
-      scratch.scores, call.v, call.o, problem.dim_v, 1.0f);
+      block_each("tilewise tiled output", query_tiles * tiles_of(problem.dim_v), context), call, scratch.s,
+      call.v, call.o, problem.dim_v, 1.0f);
 }
 
 template <typename T>
@@ -317,23 +315,23 @@ void backward(const AttentionCall& call, const Context& context) {
   const auto scale = static_cast<float>(call.scale);
   Arena arena(context.workspace.data);
   const BackwardScratch scratch(arena, call);
-  launch<tiled_pairs<T>>(
-      block_each("tilewise tiled pairs", query_tiles * tiles_of(problem.length_k), context), call, scratch);
-  launch<differentiate_rows<warp>>(
-      warp_each("tilewise tiled score gradients", problem.heads_q * call.rows_q(), context), call,
-      all_rows(call, scratch));
+  launch<tiled_products<T>>(
+      block_each("tilewise tiled products", query_tiles * tiles_of(problem.length_k), context), call,
+      scratch);
+  launch<differentiate_rows<warp>>(warp_each("tilewise tiled dS", problem.heads_q * call.rows_q(), context),
+                                   call, all_rows(call, scratch));
   if (call.dq.wanted) {
     launch<tiled_query_sums<T>>(
-        block_each("tilewise tiled dq", query_tiles * tiles_of(problem.dim_qk), context), call,
-        scratch.dproducts, call.k, call.dq, problem.dim_qk, scale);
+        block_each("tilewise tiled dq", query_tiles * tiles_of(problem.dim_qk), context), call, scratch.dqk,
+        call.k, call.dq, problem.dim_qk, scale);
   }
   if (call.dk.wanted) {
     launch<tiled_key_sums<T>>(block_each("tilewise tiled dk", key_tiles * tiles_of(problem.dim_qk), context),
-                              call, scratch.dproducts, call.q, call.dk, problem.dim_qk, scale);
+                              call, scratch.dqk, call.q, call.dk, problem.dim_qk, scale);
   }
   if (call.dv.wanted) {
     launch<tiled_key_sums<T>>(block_each("tilewise tiled dv", key_tiles * tiles_of(problem.dim_v), context),
-                              call, scratch.weights, call.d_o, call.dv, problem.dim_v, 1.0f);
+                              call, scratch.p, call.d_o, call.dv, problem.dim_v, 1.0f);
   }
   if (problem.features.mask_gradient) {
     const std::int64_t(&extent)[4] = call.dmask.extent;
@@ -343,7 +341,7 @@ void backward(const AttentionCall& call, const Context& context) {
   }
   if (call.dsinks != nullptr) {
     launch<sum_sinks<warp>>(warp_each("tilewise tiled dsinks", problem.heads_q, context), call,
-                            scratch.sink_parts);
+                            scratch.sink_terms);
   }
 }
 

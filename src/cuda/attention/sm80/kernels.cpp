@@ -21,7 +21,7 @@ std::string supports_backward(const AttentionProblem& problem) {
   return unsuited_shared_memory(problem.device, mma::backward_shared_bytes(problem));
 }
 
-// What backward for f32 does not take.
+// Why the f32 backward kernel cannot take a problem; empty where it can.
 std::string supports_f32_backward(const AttentionProblem& problem) {
   if (problem.length_q < mma_f32::few_backward_queries) {
     return "f32 backward " +
@@ -40,7 +40,7 @@ std::string supports_f32_backward(const AttentionProblem& problem) {
   return unsuited_shared_memory(problem.device, mma_f32::backward_shared_bytes(dim));
 }
 
-// A GPU of 8.6 or 8.9 has room for head dims to 128.
+// GPUs of capability 8.6 and 8.9 have shared memory for head dims up to 128.
 std::string supports_f32_forward(const AttentionProblem& problem) {
   return unsuited_shared_memory(problem.device,
                                 mma_f32::forward_shared_bytes(std::max(problem.dim_qk, problem.dim_v)));
@@ -59,7 +59,8 @@ std::string supports(const AttentionProblem& problem) {
   if (!piece.empty()) return piece;
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   if (dim > mma::most_dim) return supports_up_to("head dims", mma::most_dim, dim);
-  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  // Positions fit into 32 bits, also those in a tile past the end.
+  constexpr std::int64_t most_length = 0x7fffffff - 256;
   const std::int64_t length = std::max(problem.length_q, problem.length_k);
   if (length > most_length) return supports_up_to("sequence lengths", most_length, length);
   return reason_against_device(problem.device, [&](const DeviceProperties& device) -> std::string {
@@ -91,7 +92,8 @@ void launch_on_device(const AttentionCall& call, const Configuration& configurat
   (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, remaining);
 }
 
-// Backward has three kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
+// Backward launches three kernels, each of which takes microseconds: too much for few gradients and few pairs
+// of query and key.
 std::string yields(const AttentionProblem& problem) {
   if (problem.dtype == DType::f32) return mma_f32::too_few_pairs(problem);
   constexpr std::int64_t few_pairs = 64 * 64;

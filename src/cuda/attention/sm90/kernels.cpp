@@ -13,6 +13,7 @@
 #include "cuda/attention/sm90/backward/backward.h"
 #include "cuda/attention/sm90/forward/choice.h"
 #include "cuda/attention/sm90/forward/forward.h"
+#include "cuda/attention/sm90/forward/halves.h"
 #include "cuda/attention/sm90/forward_f32/forward.h"
 #include "cuda/attention/sm90/forward_f32/tuning.h"
 #include "cuda/runtime/device.h"
@@ -64,23 +65,24 @@ std::string missing_feature(const AttentionProblem& problem) {
   return {};
 }
 
-// What has to be exact, and would not be.
+// The reason why results would not be exact enough for strict precision; empty if they are.
 std::string too_inexact(const AttentionProblem& problem) {
   const std::int64_t rows = problem.heads_q * problem.queries;
   if (mma::few_results(rows, problem.dim_v)) {
     return "rounds P to 16 bits, too inexact in strict precision for " + std::to_string(rows) + " rows of " +
            std::to_string(problem.dim_v) + " results";
   }
-  // Tensor cores cut sums off, and what is mended of that is an average. In 9 of 2,876 random problems, all
-  // of them of 256 dims and 99 to 544 rows, the errors of lse came out above twice the math path's.
+  // Tensor cores truncate sums, and the kernel corrects that only on average. In 9 of 2,876 random problems,
+  // all of 256 dims and 99 to 544 rows, the error of LSE was above twice that of the math path.
   constexpr std::int64_t few_rows = 1024;
   if (std::max(problem.dim_qk, problem.dim_v) > 128 && rows < few_rows) {
     return needs("at least " + std::to_string(few_rows) +
                      " query rows in total for head dims above 128 in strict precision",
                  rows);
   }
-  // The same in 7 of 3,577 with more rows, of 256 dims once more and few keys: at most 94,000 pairs, and
-  // 240,000 in a test. Nobody has counted the pairs that a block mask leaves: a block for each query.
+  // The same happened in 7 of 3,577 problems with more rows, also of 256 dims, and few keys: at most 94,000
+  // pairs, and 240,000 in a test. The pairs that a block mask leaves are not counted: assume one block per
+  // query.
   constexpr std::int64_t few_pairs = std::int64_t{1} << 20;
   const std::int64_t keys = problem.features.block_mask
                                 ? std::min<std::int64_t>(problem.most_keys, wgmma::block_multiple)
@@ -168,7 +170,8 @@ std::string supports(const AttentionProblem& problem) {
   return unsuited_capability(problem);
 }
 
-// A word for the tile counter, where some tiles take longer than others, and the partial results of splits.
+// The workspace has a word for the tile counter, if tiles are scheduled dynamically, and the partial results
+// of splits.
 Configuration configure(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.pass == Pass::backward) {
@@ -237,8 +240,8 @@ void launch_on_device(const AttentionCall& call, const Configuration& configurat
 #endif
 }
 
-// With a mask or dropout a block has all keys of its queries, where mma cuts these into parts if blocks are
-// few: docs/wgmma.md has from where on that takes longer.
+// With a mask or dropout, a CTA walks over all keys of its queries, where mma has split-KV for small grids.
+// docs/wgmma.md says from which sizes on that takes longer.
 std::string yields_masked(const AttentionProblem& problem) {
   const std::int64_t rows = problem.heads_q * problem.queries;
   const int multiprocessors = device_properties(problem.device.index).multiprocessors;
@@ -266,7 +269,7 @@ std::string yields_backward(const AttentionProblem& problem) {
   return {};
 }
 
-// A block of f32 has 64 queries and half a multiprocessor.
+// A CTA of the f32 forward has 64 queries, and two CTAs share an SM.
 std::string yields(const AttentionProblem& problem) {
   if (problem.pass == Pass::backward) return yields_backward(problem);
   if (problem.dtype != DType::f32) return yields_masked(problem);
@@ -279,7 +282,7 @@ std::string yields(const AttentionProblem& problem) {
   return mma_f32::too_few_pairs(problem);
 }
 
-// What is on trial.
+// The part of a problem that is on trial.
 std::string trial(const AttentionProblem& problem) {
   if (problem.dtype == DType::f32) return {};
 #ifdef TILEWISE_HAS_WGMMA
@@ -295,7 +298,8 @@ std::string trial(const AttentionProblem& problem) {
 }
 
 #ifdef TILEWISE_HAS_TRIAL_KERNELS
-// Another backward. Its forward is that of wgmma, so that a call can name it for both passes.
+// A kernel on trial that has another backward. Its forward is that of wgmma, so that a call can name it for
+// both passes.
 template <auto unsuited, auto workspace, auto run>
 struct TrialBackward {
   static std::string supports_it(const AttentionProblem& problem) {
@@ -328,6 +332,18 @@ using Lagged = TrialBackward<&wgmma_backward::unsuited_lagged, &wgmma_backward::
                              &wgmma_backward::run_lagged>;
 using Persistent = TrialBackward<&wgmma_backward::unsuited_persistent, &wgmma_backward::persistent_workspace,
                                  &wgmma_backward::run_persistent>;
+
+std::string supports_halves(const AttentionProblem& problem) {
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
+  if (const std::string reason = wgmma_halves::unsuited(problem); !reason.empty()) return reason;
+  return unsuited_capability(problem);
+}
+std::string halves_on_trial(const AttentionProblem&) { return "head dims above 256"; }
+std::size_t halves_workspace(const AttentionCall&, const Context&) { return 0; }
+void launch_halves(const AttentionCall& call, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  wgmma_halves::forward(call, context);
+}
 #endif
 
 }  // namespace
@@ -335,6 +351,11 @@ using Persistent = TrialBackward<&wgmma_backward::unsuited_persistent, &wgmma_ba
 #ifdef TILEWISE_HAS_TRIAL_KERNELS
 constinit const AttentionKernel wgmma_lagged_attention = Lagged::named("wgmma_lagged");
 constinit const AttentionKernel wgmma_persistent_attention = Persistent::named("wgmma_persistent");
+constinit const AttentionKernel wgmma_halves_attention = {.name = "wgmma_halves",
+                                                          .supports = supports_halves,
+                                                          .workspace = halves_workspace,
+                                                          .launch = launch_halves,
+                                                          .trial = halves_on_trial};
 #endif
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",

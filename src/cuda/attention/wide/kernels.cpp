@@ -8,7 +8,7 @@
 namespace tilewise::cuda {
 namespace {
 
-/// Multiplications a head at the least: below, what its launches take is more than what it saves.
+/// The least number of multiplications per head: below it, launches take more time than the products save.
 constexpr std::int64_t least_work = std::int64_t{1} << 25;
 
 std::string supports(const AttentionProblem& problem) {

@@ -16,12 +16,12 @@ namespace {
 constexpr int warp = 32;
 constexpr int threads = 256;
 
-/// What the matrices of a chunk of rows may take.
+/// Bytes that the matrices of a chunk of rows may take.
 constexpr std::int64_t chunk_bytes = std::int64_t{256} << 20;
-/// Rows a chunk has at the most where causal or a window hides keys from it as a whole: with fewer, products
-/// have too few tiles for a GPU, and in f32 keys and values are split once more for each.
+/// The most rows of a chunk with causal or a window, where a smaller chunk skips more hidden keys. With fewer
+/// rows, products have too few tiles for a GPU, and in f32 each chunk splits K and V into parts again.
 constexpr std::int64_t banded_rows = 2048;
-/// Keys a chunk begins at are a multiple of this, so that rows of its matrices are aligned.
+/// A chunk's first key is a multiple of this, so that the operands' rows are aligned.
 constexpr std::int64_t key_step = 64;
 
 constexpr std::int64_t rounded_up(std::int64_t x) { return (x + key_step - 1) / key_step * key_step; }
@@ -34,7 +34,7 @@ std::int64_t rows_per_chunk(const AttentionCall& call, std::int64_t bytes_per_pa
   return std::min(rows, problem.length_q);
 }
 
-/// Some rows of one head, and the keys that any of them sees.
+/// Neighbouring rows of one head, and the keys that any of them sees.
 struct Chunk {
   std::int64_t b, h, first, count;
   KeyRange keys;
@@ -46,7 +46,7 @@ Chunk chunk_at(const AttentionCall& call, std::int64_t b, std::int64_t h, std::i
                std::int64_t rows) {
   const AttentionProblem& problem = call.problem;
   const std::int64_t count = std::min(rows, problem.length_q - first);
-  const Sequence sequence = call.sequence(b);  // without lengths it reads no memory
+  const Sequence sequence = call.sequence(b);  // reads no memory: the call has no key lengths
   const KeyRange low = call.keys_of(sequence, first), high = call.keys_of(sequence, first + count - 1);
   const std::int64_t begin = std::clamp<std::int64_t>(low.first, 0, problem.length_k) / key_step * key_step;
   return {b, h, first, count, {begin, std::clamp(high.last, begin, problem.length_k)}};
@@ -84,23 +84,23 @@ Launch warp_each(const char* name, std::int64_t rows, const Context& context) {
           .stream = static_cast<cudaStream_t>(context.stream)};
 }
 
-/// The products of a row's query with keys to weights, dropout included, and lse. A warp has a row. Weights
-/// may be the memory of products: every lane keeps to its own keys.
+/// Replaces a chunk's products Q·Kᵀ by P, dropout included, and writes LSE. One warp per row. P may overwrite
+/// the products, since each lane reads and writes its own keys only.
 template <typename T>
 __global__ void __launch_bounds__(threads)
-    weigh_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ Chunk chunk,
-               float* products_gmem, T* weights_gmem, const std::int64_t pitch) {
+    softmax_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ Chunk chunk,
+                 float* qk_gmem, T* p_gmem, const std::int64_t pitch) {
   const std::int64_t own = simt::thread_index() / warp;
-  if (own >= chunk.count) return;  // all lanes of a row together
+  if (own >= chunk.count) return;  // the same for all lanes of a row
   const int lane = threadIdx.x % warp;
   const AttentionFeatures& features = call.problem.features;
   const simt::QueryRow row(call, chunk.b, chunk.h, chunk.first + own);
   const ScoreRule rules(call, row.b, row.h);
-  float* row_gmem = products_gmem + own * pitch - chunk.keys.first;
-  T* out_gmem = weights_gmem + own * pitch - chunk.keys.first;
+  float* row_gmem = qk_gmem + own * pitch - chunk.keys.first;
+  T* out_gmem = p_gmem + own * pitch - chunk.keys.first;
 
   const float sink = features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) : minus_infinity;
-  // From the lowest finite number, so that no difference is NaN in a row that sees nothing.
+  // Starts at the lowest finite number, so that no difference is NaN in an empty row.
   float maximum = fmaxf(sink, lowest);
   for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
     const float score = simt::pair_score(call, rules, row, j, row_gmem[j]);
@@ -110,9 +110,9 @@ __global__ void __launch_bounds__(threads)
   maximum = maximum_over<warp>(maximum);
   double sum = 0;
   for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
-    const float weight = expf(row_gmem[j] - maximum);
-    row_gmem[j] = weight;
-    sum += static_cast<double>(weight);
+    const float p = expf(row_gmem[j] - maximum);
+    row_gmem[j] = p;
+    sum += static_cast<double>(p);
   }
   sum = sum_over<warp>(sum) + static_cast<double>(expf(sink - maximum));
   const bool empty = sum == 0;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Sums in f32, times a factor, to rows of a result.
+/// Multiplies f32 sums by a factor and rounds them to the type of the result.
 template <typename T>
 __global__ void __launch_bounds__(threads)
     finish_rows(const __grid_constant__ Matrix sums, const __grid_constant__ Matrix to, const float factor) {
@@ -140,17 +140,17 @@ __global__ void __launch_bounds__(threads)
 
 struct ForwardSpace {
   std::int64_t rows, pitch;
-  float* products;
-  void* weights;  ///< where they are narrower; else the memory of products
+  float* qk;
+  void* p;  ///< of 16 bits; in f32 it overwrites qk
   std::size_t used;
 
   ForwardSpace(const AttentionCall& call, void* base) : pitch(rounded_up(call.problem.length_k)) {
     const auto width = static_cast<std::int64_t>(size_of(call.problem.dtype));
-    const bool apart = call.problem.dtype != DType::f32;
-    rows = rows_per_chunk(call, 4 + (apart ? width : 0));
+    const bool is_16_bit = call.problem.dtype != DType::f32;
+    rows = rows_per_chunk(call, 4 + (is_16_bit ? width : 0));
     Arena arena(base);
-    products = arena.take<float>(rows * pitch);
-    weights = apart ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(products);
+    qk = arena.take<float>(rows * pitch);
+    p = is_16_bit ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(qk);
     used = arena.rounded();
   }
 };
@@ -166,7 +166,7 @@ GemmCall score_product(const AttentionCall& call, const Chunk& chunk, const Rows
 GemmCall output_product(const AttentionCall& call, const Chunk& chunk, const ForwardSpace& space) {
   const AttentionProblem& problem = call.problem;
   return gemm_call(
-      problem.device, plain_matrix(space.weights, problem.dtype, chunk.count, chunk.width(), space.pitch),
+      problem.device, plain_matrix(space.p, problem.dtype, chunk.count, chunk.width(), space.pitch),
       matrix_at(call.v, chunk.b, call.key_head(chunk.h), chunk.keys.first, chunk.width(), problem.dim_v)
           .transposed(),
       matrix_at(call.o, chunk.b, chunk.h, chunk.first, chunk.count, problem.dim_v),
@@ -181,51 +181,50 @@ void forward_of(const AttentionCall& call, const Context& context) {
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       for_each_chunk(call, space.rows, b, h, [&](const Chunk& chunk) {
-        products.launch(
-            score_product(call, chunk, call.q, call.k, problem.dim_qk, space.products, space.pitch),
-            space.used);
-        launch<weigh_rows<T>>(warp_each("tilewise wide weights", chunk.count, context), call, chunk,
-                              space.products, static_cast<T*>(space.weights), space.pitch);
+        products.launch(score_product(call, chunk, call.q, call.k, problem.dim_qk, space.qk, space.pitch),
+                        space.used);
+        launch<softmax_rows<T>>(warp_each("tilewise wide P", chunk.count, context), call, chunk, space.qk,
+                                static_cast<T*>(space.p), space.pitch);
         products.launch(output_product(call, chunk, space), space.used);
       });
     }
   }
 }
 
-/// Each product that a pass makes of a head: calls visit(GemmCall).
+/// Calls visit(GemmCall) for each product of a head.
 template <typename Visit>
 void for_each_product(const AttentionCall& call, const ForwardSpace& space, std::int64_t b, std::int64_t h,
                       const Visit& visit) {
   for_each_chunk(call, space.rows, b, h, [&](const Chunk& chunk) {
-    visit(score_product(call, chunk, call.q, call.k, call.problem.dim_qk, space.products, space.pitch));
+    visit(score_product(call, chunk, call.q, call.k, call.problem.dim_qk, space.qk, space.pitch));
     visit(output_product(call, chunk, space));
   });
 }
 
 struct BackwardSpace {
   std::int64_t rows, pitch;
-  float *products, *dweights;
-  void *weights, *dproducts;  ///< where they are narrower; else the memory of the two above
-  void *weights_rest = nullptr, *dproducts_rest = nullptr;  ///< then what rounding took from these
-  float *sink_parts, *row_sums;
-  float *dq, *dk, *dv;  ///< [rows, D], [Sk, D] and [Sk, Dv], in f32 and without their factor
+  float *qk, *dp;
+  void *p, *dqk;                              ///< of 16 bits; in f32 they overwrite qk and dp
+  void *p_low = nullptr, *dqk_low = nullptr;  ///< what rounding to 16 bits lost of these
+  float *sink_terms, *row_sums;
+  float *dq, *dk, *dv;  ///< [rows, D], [Sk, D] and [Sk, Dv], in f32, before the multiplication by the scale
   std::size_t used;
 
   BackwardSpace(const AttentionCall& call, void* base) : pitch(rounded_up(call.problem.length_k)) {
     const AttentionProblem& problem = call.problem;
     const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
-    const bool apart = problem.dtype != DType::f32;
-    rows = rows_per_chunk(call, 8 + (apart ? 4 * width : 0));
+    const bool is_16_bit = problem.dtype != DType::f32;
+    rows = rows_per_chunk(call, 8 + (is_16_bit ? 4 * width : 0));
     Arena arena(base);
-    products = arena.take<float>(rows * pitch);
-    dweights = arena.take<float>(rows * pitch);
-    weights = apart ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(products);
-    dproducts = apart ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(dweights);
-    if (apart) {
-      weights_rest = arena.take<std::byte>(rows * pitch * width);
-      dproducts_rest = arena.take<std::byte>(rows * pitch * width);
+    qk = arena.take<float>(rows * pitch);
+    dp = arena.take<float>(rows * pitch);
+    p = is_16_bit ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(qk);
+    dqk = is_16_bit ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(dp);
+    if (is_16_bit) {
+      p_low = arena.take<std::byte>(rows * pitch * width);
+      dqk_low = arena.take<std::byte>(rows * pitch * width);
     }
-    sink_parts = arena.take<float>(problem.heads_q * call.rows_q());
+    sink_terms = arena.take<float>(problem.heads_q * call.rows_q());
     row_sums = arena.take<float>(problem.heads_q * call.rows_q());
     dq = arena.take<float>(rows * rounded_up(problem.dim_qk));
     dk = arena.take<float>(problem.length_k * rounded_up(problem.dim_qk));
@@ -234,15 +233,15 @@ struct BackwardSpace {
   }
 };
 
-/// The gradients' products of a chunk: calls visit(GemmCall) for those that are asked for. Weights and score
-/// gradients of 16 bits have two parts, each with its product: a few of them may be all that a sum has, and
-/// what rounding takes from those shows in the result.
+/// Calls visit(GemmCall) for each product of a chunk that the wanted gradients need. P and dS of 16 bits come
+/// in two parts, each with a product: a sum may consist of a few terms, and then their rounding would
+/// show in the result.
 template <typename Visit>
 void for_each_gradient(const AttentionCall& call, const Chunk& chunk, const BackwardSpace& space,
                        const Visit& visit) {
   const AttentionProblem& problem = call.problem;
   const std::int64_t h_kv = call.key_head(chunk.h);
-  const auto pairs = [&](void* data) {
+  const auto chunk_matrix = [&](void* data) {
     return plain_matrix(data, problem.dtype, chunk.count, chunk.width(), space.pitch);
   };
   const GemmParts set{.allow_tf32 = call.allow_tf32}, add{.accumulate = true, .allow_tf32 = call.allow_tf32};
@@ -257,24 +256,23 @@ void for_each_gradient(const AttentionCall& call, const Chunk& chunk, const Back
     const Matrix keys =
         matrix_at(call.k, chunk.b, h_kv, chunk.keys.first, chunk.width(), problem.dim_qk).transposed();
     const Matrix dq = sums(space.dq, 0, chunk.count, problem.dim_qk);
-    visit(gemm_call(problem.device, pairs(space.dproducts), keys, dq, set));
-    if (space.dproducts_rest != nullptr) {
-      visit(gemm_call(problem.device, pairs(space.dproducts_rest), keys, dq, add));
+    visit(gemm_call(problem.device, chunk_matrix(space.dqk), keys, dq, set));
+    if (space.dqk_low != nullptr) {
+      visit(gemm_call(problem.device, chunk_matrix(space.dqk_low), keys, dq, add));
     }
   }
-  const auto add_to_keys = [&](void* high, void* rest, const Matrix& rows, float* to, std::int64_t dim) {
-    for (void* part : {high, rest}) {
+  const auto add_to_keys = [&](void* high, void* low, const Matrix& rows, float* to, std::int64_t dim) {
+    for (void* part : {high, low}) {
       if (part == nullptr) continue;
-      visit(gemm_call(problem.device, pairs(part).transposed(), rows,
+      visit(gemm_call(problem.device, chunk_matrix(part).transposed(), rows,
                       sums(to, chunk.keys.first, chunk.width(), dim), add));
     }
   };
   if (call.dk.wanted) {
-    add_to_keys(space.dproducts, space.dproducts_rest, queries(call.q, problem.dim_qk), space.dk,
-                problem.dim_qk);
+    add_to_keys(space.dqk, space.dqk_low, queries(call.q, problem.dim_qk), space.dk, problem.dim_qk);
   }
   if (call.dv.wanted) {
-    add_to_keys(space.weights, space.weights_rest, queries(call.d_o, problem.dim_v), space.dv, problem.dim_v);
+    add_to_keys(space.p, space.p_low, queries(call.d_o, problem.dim_v), space.dv, problem.dim_v);
   }
 }
 
@@ -283,8 +281,8 @@ void for_each_product(const AttentionCall& call, const BackwardSpace& space, std
                       const Visit& visit) {
   const AttentionProblem& problem = call.problem;
   for_each_chunk(call, space.rows, b, h, [&](const Chunk& chunk) {
-    visit(score_product(call, chunk, call.q, call.k, problem.dim_qk, space.products, space.pitch));
-    visit(score_product(call, chunk, call.d_o, call.v, problem.dim_v, space.dweights, space.pitch));
+    visit(score_product(call, chunk, call.q, call.k, problem.dim_qk, space.qk, space.pitch));
+    visit(score_product(call, chunk, call.d_o, call.v, problem.dim_v, space.dp, space.pitch));
     for_each_gradient(call, chunk, space, visit);
   });
 }
@@ -306,26 +304,25 @@ void chunk_backward(const AttentionCall& call, const Chunk& chunk, const Backwar
                     const Context& context) {
   const AttentionProblem& problem = call.problem;
   const Products products(context);
-  products.launch(score_product(call, chunk, call.q, call.k, problem.dim_qk, space.products, space.pitch),
+  products.launch(score_product(call, chunk, call.q, call.k, problem.dim_qk, space.qk, space.pitch),
                   space.used);
-  products.launch(score_product(call, chunk, call.d_o, call.v, problem.dim_v, space.dweights, space.pitch),
+  products.launch(score_product(call, chunk, call.d_o, call.v, problem.dim_v, space.dp, space.pitch),
                   space.used);
   const simt::PairRows<T> rows{
       .first = (chunk.b * problem.heads_q + chunk.h) * problem.length_q + chunk.first,
       .count = chunk.count,
       .keys = chunk.keys,
       .pitch = space.pitch,
-      .products = space.products,
-      .dweights = space.dweights,
-      .weights = static_cast<T*>(space.weights),
-      .dproducts = static_cast<T*>(space.dproducts),
-      .weights_rest = static_cast<T*>(space.weights_rest),
-      .dproducts_rest = static_cast<T*>(space.dproducts_rest),
-      .dscores = nullptr,
-      .sink_parts = space.sink_parts,
+      .qk = space.qk,
+      .dp = space.dp,
+      .p = static_cast<T*>(space.p),
+      .dqk = static_cast<T*>(space.dqk),
+      .p_low = static_cast<T*>(space.p_low),
+      .dqk_low = static_cast<T*>(space.dqk_low),
+      .ds = nullptr,
+      .sink_terms = space.sink_terms,
       .row_sums = space.row_sums};
-  launch<simt::differentiate_rows<warp, T>>(warp_each("tilewise wide score gradients", chunk.count, context),
-                                            call, rows);
+  launch<simt::differentiate_rows<warp, T>>(warp_each("tilewise wide dS", chunk.count, context), call, rows);
   for_each_gradient(call, chunk, space,
                     [&](const GemmCall& product) { products.launch(product, space.used); });
   finish<T>("tilewise wide dq", space.dq, call.dq, chunk.b, chunk.h, chunk.first, chunk.count, problem.dim_qk,
@@ -358,11 +355,11 @@ void backward_of(const AttentionCall& call, const Context& context) {
   }
   if (call.dsinks != nullptr) {
     launch<simt::sum_sinks<warp>>(warp_each("tilewise wide dsinks", problem.heads_q, context), call,
-                                  space.sink_parts);
+                                  space.sink_terms);
   }
 }
 
-/// Whether all heads are aligned as the first is, so that the same kernels take their products.
+/// Whether all heads are aligned like the first one, so that the same kernels compute their products.
 bool heads_are_alike(const AttentionCall& call) {
   const auto alike = [](const Rows& rows) {
     const auto bytes = static_cast<std::int64_t>(size_of(rows.dtype));
@@ -373,7 +370,7 @@ bool heads_are_alike(const AttentionCall& call) {
 
 template <typename Space>
 std::size_t workspace_of(const AttentionCall& call, const Context& context) {
-  // Aligned as it will be, at an address where no memory can be: no product reads it.
+  // A base that is aligned as the real one will be, at an address without memory: nothing reads it here.
   const Space space(call, reinterpret_cast<void*>(std::uintptr_t{1} << 60));
   const Products products(context);
   const bool alike = heads_are_alike(call);

@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda::wide {
 
-// Head dims that no tile of registers holds: the passes of `tiled`, in which the products are those of gemm,
-// on tensor cores, and scores stand in memory for some rows of one head at a time.
+// Attention for head dims too large for a tile in registers. The passes are those of `tiled`, but the
+// products are gemm's, on tensor cores. S is in memory, for a chunk of the rows of one head at a time.
 
 void forward(const AttentionCall& call, const Context& context);
 void backward(const AttentionCall& call, const Context& context);

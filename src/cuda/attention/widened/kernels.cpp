@@ -7,8 +7,8 @@
 namespace tilewise::cuda {
 namespace {
 
-// f16 and bf16 in strict precision, by the f32 kernels on copies of their tensors. For backward, o and lse
-// are made again: those of the caller were rounded to 16 bits, or come from weights that were.
+// f16 and bf16 in strict precision: the f32 kernels run on f32 copies of the tensors. Backward computes O and
+// LSE again, since those of the caller were rounded to 16 bits or come from P that was.
 
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;

@@ -12,10 +12,10 @@ namespace {
 constexpr int threads = 256;
 constexpr int most_tensors = 4;
 
-// One tensor of rows and where it is copied to, in another type.
+// A tensor and the tensor of another type that it is copied to.
 struct CopiedRows {
   Rows from, to;
-  std::int64_t heads, rows, length;  // length: rows of an entry
+  std::int64_t heads, rows, length;  // rows of a head, and rows of an entry of the batch
   std::int64_t dims;
 };
 struct CopiedTensors {
@@ -57,7 +57,7 @@ void copy(const CopiedTensors& tensors, const char* name, const Context& context
                     tensors);
 }
 
-// Rows of all entries of a head together, whether packed or not.
+// Rows of an entry of a head. A packed tensor counts as one entry.
 std::int64_t entry_rows(const AttentionCall& call, bool of_queries) {
   if (call.packed()) return std::max<std::int64_t>(1, of_queries ? call.total_q : call.total_k);
   return std::max<std::int64_t>(1, of_queries ? call.problem.length_q : call.problem.length_k);

@@ -5,23 +5,24 @@
 
 namespace tilewise::cuda::widened {
 
-// Copies of a 16-bit call in f32, in its workspace: what it reads, and what the f32 kernels write.
+// The tensors of a 16-bit call as f32, in the call's workspace: copies of the inputs, and memory for the
+// results of the f32 kernels.
 
 struct Copies {
-  /// Of backward it gives o and lse in f32, which those of the caller are not exact enough for.
+  /// For a backward call, it computes O and LSE in f32: those of the caller are not exact enough.
   AttentionCall forward;
-  AttentionCall backward;  ///< where that is asked
+  AttentionCall backward;  ///< set for a backward call
   std::size_t bytes = 0;   ///< a multiple of the workspace's alignment
 
   Copies(const AttentionCall& call, void* space);
 };
 
-/// The problem that the f32 kernels are asked.
+/// The problem of the f32 call.
 AttentionProblem problem_in_f32(const AttentionProblem& problem, Pass pass);
 
-/// q, k, v and, for backward, d_o to f32.
+/// Copies Q, K, V and, for backward, dO to f32.
 void widen_inputs(const AttentionCall& call, const Copies& copies, const Context& context);
-/// o, or dq, dk and dv, from f32 to what the call asks for.
+/// Rounds O, or dQ, dK and dV, from f32 to the types of the call.
 void round_results(const AttentionCall& call, const Copies& copies, const Context& context);
 
 }  // namespace tilewise::cuda::widened

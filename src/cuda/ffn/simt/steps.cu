@@ -15,7 +15,7 @@ namespace {
 
 constexpr int threads = 256;
 
-/// A chunk of a row, or, where rows do not lie in chunks, one element: `width` of them.
+/// Loads `width` elements of a row: a chunk of 16 bytes, or one element where rows are not aligned to chunks.
 template <typename T, int width>
 __device__ __forceinline__ void load(float (&to)[width], const Matrix& matrix, std::int64_t m,
                                      std::int64_t n) {
@@ -37,12 +37,13 @@ __device__ __forceinline__ void store(const Matrix& matrix, std::int64_t m, std:
   }
 }
 
+/// ActivationPass. After the loop, `dh` has h, `up` has d_up, and `gate` has d_gate.
 template <typename T, int width>
 __global__ void __launch_bounds__(threads) activation_kernel(const __grid_constant__ ActivationPass work) {
   constexpr bool approximate = sizeof(T) == 2;
-  const std::int64_t across = work.up.columns / width;
+  const std::int64_t per_row = work.up.columns / width;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-  const std::int64_t m = index / across, n = index % across * width;
+  const std::int64_t m = index / per_row, n = index % per_row * width;
   if (m >= work.up.rows) return;
   const bool gated = work.gate.data != nullptr, gradients = work.dh.data != nullptr;
   float up[width], dh[width] = {}, gate[width];
@@ -73,15 +74,15 @@ __global__ void __launch_bounds__(threads) activation_kernel(const __grid_consta
 template <typename T>
 void run_activation(const ActivationPass& work, const Context& context) {
   constexpr int size = chunk_size<T>;
-  const bool in_chunks = work.up.columns % size == 0 && work.up.aligned() && work.gate.aligned() &&
-                         work.dh.aligned() && work.h.aligned() && work.d_up.aligned() &&
-                         work.d_gate.aligned();
-  const std::int64_t pieces = work.up.rows * (work.up.columns / (in_chunks ? size : 1));
+  const bool vectorized = work.up.columns % size == 0 && work.up.aligned() && work.gate.aligned() &&
+                          work.dh.aligned() && work.h.aligned() && work.d_up.aligned() &&
+                          work.d_gate.aligned();
+  const std::int64_t items = work.up.rows * (work.up.columns / (vectorized ? size : 1));
   const Launch how{.name = "tilewise activation",
-                   .blocks = (pieces + threads - 1) / threads,
+                   .blocks = (items + threads - 1) / threads,
                    .threads = threads,
                    .stream = static_cast<cudaStream_t>(context.stream)};
-  in_chunks ? launch<activation_kernel<T, size>>(how, work) : launch<activation_kernel<T, 1>>(how, work);
+  vectorized ? launch<activation_kernel<T, size>>(how, work) : launch<activation_kernel<T, 1>>(how, work);
 }
 
 void activation_pass(const ActivationPass& work, const Context& context) {
@@ -127,9 +128,9 @@ void round(const Matrix& from, const Matrix& to, const Context& context) {
 template <typename T, int width>
 __global__ void __launch_bounds__(threads)
     add_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix to) {
-  const std::int64_t across = x.columns / width;
+  const std::int64_t per_row = x.columns / width;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-  const std::int64_t m = index / across, n = index % across * width;
+  const std::int64_t m = index / per_row, n = index % per_row * width;
   if (m >= x.rows) return;
   float terms[width], sums[width];
   load<T>(terms, x, m, n);
@@ -142,13 +143,13 @@ __global__ void __launch_bounds__(threads)
 template <typename T>
 void run_add(const Matrix& x, const Matrix& to, const Context& context) {
   constexpr int size = chunk_size<T>;
-  const bool in_chunks = x.columns % size == 0 && x.aligned() && to.aligned();
-  const std::int64_t pieces = x.rows * (x.columns / (in_chunks ? size : 1));
+  const bool vectorized = x.columns % size == 0 && x.aligned() && to.aligned();
+  const std::int64_t items = x.rows * (x.columns / (vectorized ? size : 1));
   const Launch how{.name = "tilewise addition",
-                   .blocks = (pieces + threads - 1) / threads,
+                   .blocks = (items + threads - 1) / threads,
                    .threads = threads,
                    .stream = static_cast<cudaStream_t>(context.stream)};
-  in_chunks ? launch<add_kernel<T, size>>(how, x, to) : launch<add_kernel<T, 1>>(how, x, to);
+  vectorized ? launch<add_kernel<T, size>>(how, x, to) : launch<add_kernel<T, 1>>(how, x, to);
 }
 
 void add(const Matrix& x, const Matrix& to, const Context& context) {

@@ -6,7 +6,8 @@
 
 namespace tilewise::cuda::gemm {
 
-/// Finishes and writes one element from its sum, and its gate's.
+/// The epilogue of one element: bias, activation, gate, residual, and the store. `x` and `gate` are the
+/// accumulators of B and of the gate.
 template <typename T, bool approximate>
 __device__ __forceinline__ void finish_element(const GemmCall& call, std::int64_t m, std::int64_t n, float x,
                                                float gate) {

@@ -5,7 +5,7 @@
 
 namespace tilewise {
 
-/// What the speed of a configuration depends on, as tuning files name it.
+/// The parts of a problem on which the speed of a configuration depends, as tuning files name them.
 template <typename Text>
 void describe_problem(const GemmProblem& problem, Description<Text>& to) {
   to.word(to_string(problem.dtype));

@@ -11,17 +11,17 @@ namespace {
 
 constexpr int threads = 256;
 
-/// A thread has a chunk of 16 bytes, or where rows do not lie in chunks, an element.
-template <typename T, bool in_chunks>
+/// Each thread has a chunk of 16 bytes or, where rows are not aligned for that, one element.
+template <typename T, bool vectorized>
 __global__ void __launch_bounds__(threads)
     activate_kernel(const __grid_constant__ Matrix out, const Activation activation) {
-  constexpr int size = in_chunks ? chunk_size<T> : 1;
+  constexpr int size = vectorized ? chunk_size<T> : 1;
   const std::int64_t index = std::int64_t{blockIdx.x} * threads + threadIdx.x;
-  const std::int64_t of_row = out.columns / size;
-  if (index >= out.rows * of_row) return;
-  const std::int64_t row = out.rows == 1 ? 0 : index / of_row;  // a division is long
-  T* const at = reinterpret_cast<T*>(out.at(row, (index - row * of_row) * size));
-  if constexpr (in_chunks) {
+  const std::int64_t per_row = out.columns / size;
+  if (index >= out.rows * per_row) return;
+  const std::int64_t row = out.rows == 1 ? 0 : index / per_row;  // a division takes many instructions
+  T* const at = reinterpret_cast<T*>(out.at(row, (index - row * per_row) * size));
+  if constexpr (vectorized) {
     float x[size];
     load_chunk(x, at);
     activate_all<true>(x, activation);
@@ -35,19 +35,19 @@ __global__ void __launch_bounds__(threads)
 
 template <typename T>
 void activate_of(const GemmCall& call, cudaStream_t stream) {
-  const bool in_chunks = call.out.aligned() && call.out.columns % chunk_size<T> == 0;
-  const std::int64_t pieces = call.out.rows * call.out.columns / (in_chunks ? chunk_size<T> : 1);
+  const bool vectorized = call.out.aligned() && call.out.columns % chunk_size<T> == 0;
+  const std::int64_t count = call.out.rows * call.out.columns / (vectorized ? chunk_size<T> : 1);
   Matrix out = call.out;
-  if (out.stride_row == out.columns) {  // one long row
+  if (out.stride_row == out.columns) {  // contiguous: one long row
     out.columns *= out.rows;
     out.rows = 1;
   }
   const Launch how{.name = "tilewise activation",
-                   .blocks = (pieces + threads - 1) / threads,
+                   .blocks = (count + threads - 1) / threads,
                    .threads = threads,
                    .stream = stream};
-  in_chunks ? launch<activate_kernel<T, true>>(how, out, call.problem.activation)
-            : launch<activate_kernel<T, false>>(how, out, call.problem.activation);
+  vectorized ? launch<activate_kernel<T, true>>(how, out, call.problem.activation)
+             : launch<activate_kernel<T, false>>(how, out, call.problem.activation);
 }
 
 }  // namespace

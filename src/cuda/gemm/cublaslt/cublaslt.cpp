@@ -15,15 +15,15 @@ namespace {
 
 int type_of(DType dtype) { return dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF; }
 
-/// Where a call accumulates, out is what is added.
+/// cuBLASLt's C: the residual or, where a call accumulates, out.
 const Matrix& addend_of(const GemmCall& call) { return call.problem.residual ? call.residual : call.out; }
 
-// It knows matrices by columns alone. Ours by rows are the transposed ones: outᵀ [N, M] = b [N, K] · aᵀ [K,
-// M].
+// To cuBLASLt all matrices are column-major. Our row-major matrices are transposed ones to it, so it computes
+// outᵀ [N, M] = B [N, K] · Aᵀ [K, M], and our B is its A.
 
 class Layout {
  public:
-  /// As it lies in memory: a row of ours is a column.
+  /// The layout in memory. A contiguous row of ours is a column of cuBLASLt's.
   Layout(const CublasLt& lt, const Matrix& matrix) : lt_(lt) {
     const bool rows = matrix.by_rows();
     check_cublaslt(lt.create_layout(&layout_, type_of(matrix.dtype),
@@ -74,9 +74,9 @@ class Preference {
   Preference(const CublasLt& lt, const GemmProblem& problem) : lt_(lt) {
     check_cublaslt(lt.create_preference(&preference_), "cublasLtMatmulPreferenceCreate");
     set(CublasLt::most_workspace, std::uint64_t{32} << 20);  // what cuBLAS itself takes on Hopper
-    set(CublasLt::reductions, CublasLt::reduce_in_f32);      // shares of sums are not rounded between
-    // The same of all calls of a problem, whatever their addresses: workspace is asked for before there is
-    // any.
+    set(CublasLt::reductions, CublasLt::reduce_in_f32);      // partial sums of split-K are not rounded
+    // All calls of a problem state the same alignment, whatever their addresses, because the workspace is
+    // asked for before there is one.
     const std::uint32_t alignment = problem.aligned ? 16 : 2;
     for (int matrix = 0; matrix < 4; ++matrix) set(CublasLt::alignment_a + matrix, alignment);
   }
@@ -95,11 +95,11 @@ class Preference {
   CublasLt::Preference preference_ = nullptr;
 };
 
-/// What an algorithm is chosen by.
+/// Everything on which the choice of an algorithm depends.
 struct Key {
   GemmProblem problem;
   bool bias;
-  std::int64_t strides[4];  ///< of a, b, what is added, out
+  std::int64_t strides[4];  ///< of A, B, C and out
   friend bool operator==(const Key&, const Key&) = default;
 
   static Key of(const GemmCall& call) {
@@ -123,7 +123,7 @@ struct KeyHash {
 
 CublasLt::Choice ask(const CublasLt& lt, const GemmCall& call) {
   const Layout a(lt, call.b), b(lt, call.a), c(lt, addend_of(call)), d(lt, call.out);
-  // Where a bias begins tells how it may be read: in all calls of the problem, at multiples of 16 bytes.
+  // The address of the bias says how it may be read. In all calls of the problem it is a multiple of 16.
   const auto* bias = call.bias.data == nullptr ? nullptr : reinterpret_cast<const void*>(std::uintptr_t{16});
   const Description description(lt, call, bias);
   const Preference preference(lt, call.problem);
@@ -138,7 +138,7 @@ CublasLt::Choice ask(const CublasLt& lt, const GemmCall& call) {
   return choice;
 }
 
-// Algorithms in the order of asking; where there are very many problems, it is begun anew.
+// The algorithm for a call. Known ones are kept; after very many problems the table is cleared.
 CublasLt::Choice choice_of(const CublasLt& lt, const GemmCall& call) {
   constexpr std::size_t most = 4096;
   static std::unordered_map<Key, CublasLt::Choice, KeyHash> known;

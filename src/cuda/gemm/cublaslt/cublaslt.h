@@ -4,14 +4,14 @@
 
 namespace tilewise::cuda::gemm {
 
-/// Products as cuBLASLt makes them, by the algorithm it deems best, which is asked for once a problem. An
+/// Runs cuBLASLt with the algorithm that its heuristic ranks first, which is asked for once per problem. An
 /// activation is a pass of its own.
 void run_cublaslt(const GemmCall& call, const Context& context);
 
-/// Bytes of workspace that algorithm takes.
+/// Bytes of workspace that this algorithm takes.
 std::size_t cublaslt_workspace(const GemmCall& call, const Context& context);
 
-/// out = f(out), f being the call's activation.
+/// out = f(out), where f is the call's activation.
 void activate_in_place(const GemmCall& call, const Context& context);
 
 }  // namespace tilewise::cuda::gemm

@@ -43,8 +43,8 @@ std::string supports(const GemmProblem& problem) {
   return missing_cublaslt(problem.device.index);
 }
 
-// What was measured on an H200 (docs/gemm.md): cuBLAS is ahead by what it hides of a tile's beginning and
-// end, wgmma where activations cost a pass of their own or its large tiles fill all multiprocessors.
+// Measured on an H200 (docs/gemm.md): cuBLASLt is ahead because it hides more of a tile's prologue and
+// epilogue, wgmma where an activation would be a pass of its own, or where its large tiles fill all SMs.
 std::string yields(const GemmProblem& problem) {
   if (!wgmma_gemm.supports(problem).empty()) return {};
   constexpr std::int64_t few_summands = 2048;
@@ -61,7 +61,7 @@ std::string yields(const GemmProblem& problem) {
   const auto rounds = gemm::Rounds::of(problem, tile, multiprocessors);
   const bool full = rounds.count() > 1 && rounds.full() >= 0.95;
   const bool pairs = tile.pair == gemm::Pair::shares_b && full;
-  const bool wide = tile.columns == 192 && problem.k >= 4096 && full;  // 3072 summands are too few
+  const bool wide = tile.columns == 192 && problem.k >= 4096 && full;  // K = 3072 is too small
   if (pairs || wide || tile.row_tiles * tile.columns >= 2 * 168) {
     return "wgmma is faster: its tiles of " + std::to_string(tile.rows_together()) + " x " +
            std::to_string(tile.columns) + " fill the SMs";

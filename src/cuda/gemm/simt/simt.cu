@@ -9,48 +9,51 @@
 namespace tilewise::cuda::gemm {
 namespace {
 
-// Tiles of 128 x 128 results, 8 x 8 a thread, their factors going through shared memory 16 summands at a
-// time: the next are on their way into registers while these are multiplied. Sums of 32 summands are made in
-// f32 by themselves and then added up: of 4096 one after another, the error would be several times as large.
-// A thread has columns 4x to 4x + 3 of either half of a tile; where gated, the first half of b's rows are the
-// gate's.
+// A CTA computes a tile of 128 x 128 results, a thread 8 x 8 of them. Tiles of A and B go through shared
+// memory, 16 of K at a time; the next ones are loaded into registers while the current ones are multiplied. A
+// thread has rows 4y to 4y + 3 and columns 4x to 4x + 3 of either half of the tile. With a gate, the first
+// half of B's rows are the gate's, so that both accumulators of an element are in one thread.
+//
+// Accumulators are added to totals every 32 of K. If 4096 products were added one after another, the error
+// would be several times as large.
 
 constexpr int tile = 128;
-constexpr int depth = 16;
-constexpr int piece = 32;  // summands
+constexpr int depth = 16;               // of K in shared memory
+constexpr int promotion_interval = 32;  // of K
 constexpr int threads = 256;
 constexpr int pitch = tile + 4;
-constexpr int own = tile * depth / threads;  // elements of a factor's tile that a thread loads: 8
+constexpr int per_thread = tile * depth / threads;  // elements of a tile of A or B that a thread loads: 8
 
-struct alignas(16) Tiles {  // read four floats at a time
+struct alignas(16) Tiles {  // threads read four floats at a time
   float a[depth][pitch];
   float b[depth][pitch];
 };
 
-/// A thread's eight elements of a factor's tile: 16 summands of 128 rows.
+/// A thread's eight elements of a tile of an operand, 128 rows by 16 of K. They are contiguous in memory.
 template <typename T, bool by_rows>
 struct Loader {
-  const Matrix& factor;
-  const std::int64_t first;  ///< row, of the tile
-  const int row, summand;    ///< in the tile, of the first of eight, which follow each other in memory
+  const Matrix& operand;
+  const std::int64_t first;  ///< row of the tile
+  const int row, k;          ///< in the tile, of the first of the eight
   const bool aligned;
-  float eight[own];
+  float eight[per_thread];
 
-  __device__ Loader(const Matrix& factor_, std::int64_t first_, int thread)
-      : factor(factor_),
+  __device__ Loader(const Matrix& operand_, std::int64_t first_, int thread)
+      : operand(operand_),
         first(first_),
         row(by_rows ? thread / 2 : thread % 16 * 8),
-        summand(by_rows ? thread % 2 * 8 : thread / 16),
-        aligned((by_rows ? factor_.stride_row : factor_.stride_column) * static_cast<int>(sizeof(T)) % 16 ==
+        k(by_rows ? thread % 2 * 8 : thread / 16),
+        aligned((by_rows ? operand_.stride_row : operand_.stride_column) * static_cast<int>(sizeof(T)) % 16 ==
                     0 &&
-                reinterpret_cast<std::uintptr_t>(factor_.data) % 16 == 0 && first_ % 8 == 0) {}
+                reinterpret_cast<std::uintptr_t>(operand_.data) % 16 == 0 && first_ % 8 == 0) {}
 
   __device__ void load(std::int64_t from) {
     const std::int64_t r = first + row;
-    const std::int64_t k = from + summand;
-    const auto* source = reinterpret_cast<const T*>(factor.data) + factor.offset(r, k);
-    const std::int64_t rows = factor.rows, summands = factor.columns;
-    const bool whole = by_rows ? r < rows && k + own <= summands : k < summands && r + own <= rows;
+    const std::int64_t c = from + k;
+    const auto* source = reinterpret_cast<const T*>(operand.data) + operand.offset(r, c);
+    const std::int64_t rows = operand.rows, columns = operand.columns;
+    const bool whole =
+        by_rows ? r < rows && c + per_thread <= columns : c < columns && r + per_thread <= rows;
     if (whole && aligned) {
       const float4 low = load_4(source), high = load_4(source + 4);
       eight[0] = low.x, eight[1] = low.y, eight[2] = low.z, eight[3] = low.w;
@@ -58,19 +61,19 @@ struct Loader {
       return;
     }
 #pragma unroll
-    for (int n = 0; n < own; ++n) {
-      const bool there = by_rows ? r < rows && k + n < summands : k < summands && r + n < rows;
-      eight[n] = there ? widen(source[n]) : 0.0f;
+    for (int n = 0; n < per_thread; ++n) {
+      const bool inside = by_rows ? r < rows && c + n < columns : c < columns && r + n < rows;
+      eight[n] = inside ? widen(source[n]) : 0.0f;
     }
   }
 
   __device__ void store(float (&to)[depth][pitch], int first_row = 0) const {
 #pragma unroll
-    for (int n = 0; n < own; ++n) {
+    for (int n = 0; n < per_thread; ++n) {
       if constexpr (by_rows) {
-        to[summand + n][first_row + row] = eight[n];
+        to[k + n][first_row + row] = eight[n];
       } else {
-        to[summand][first_row + row + n] = eight[n];
+        to[k][first_row + row + n] = eight[n];
       }
     }
   }
@@ -89,63 +92,63 @@ __global__ void __launch_bounds__(threads)
   const int x = thread % 16, y = thread / 16;
 
   Loader<T, a_by_rows> a(call.a, first_m, thread);
-  // Where gated, of the 128 rows of b's tile the last 64 are b's first 64.
+  // With a gate, the tile of B has 64 rows of the gate and then 64 of B, which start at first_n, too.
   const int b_row = b_by_rows ? thread / 2 : thread % 16 * 8;
   const bool of_gate = gated && b_row < tile / 2;
   Loader<T, b_by_rows> b(of_gate ? call.gate : call.b, gated && !of_gate ? first_n - tile / 2 : first_n,
                          thread);
-  float sums[8][8] = {};  // of a piece
+  float accumulators[8][8] = {};
   float totals[8][8] = {};
-  const auto add_up = [&] {
+  const auto promote = [&] {
 #pragma unroll
     for (int n = 0; n < 64; ++n) {
-      totals[n / 8][n % 8] += sums[n / 8][n % 8];
-      sums[n / 8][n % 8] = 0;
+      totals[n / 8][n % 8] += accumulators[n / 8][n % 8];
+      accumulators[n / 8][n % 8] = 0;
     }
   };
   const auto multiply = [&](const Tiles& now) {
 #pragma unroll
     for (int k = 0; k < depth; ++k) {
-      alignas(16) float left[8], right[8];
+      alignas(16) float a_rmem[8], b_rmem[8];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<float4*>(left + 4 * half) =
+        *reinterpret_cast<float4*>(a_rmem + 4 * half) =
             *reinterpret_cast<const float4*>(&now.a[k][64 * half + 4 * y]);
-        *reinterpret_cast<float4*>(right + 4 * half) =
+        *reinterpret_cast<float4*>(b_rmem + 4 * half) =
             *reinterpret_cast<const float4*>(&now.b[k][64 * half + 4 * x]);
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sums[i][j] += left[i] * right[j];
+        for (int j = 0; j < 8; ++j) accumulators[i][j] += a_rmem[i] * b_rmem[j];
       }
     }
   };
 
-  const std::int64_t summands = call.problem.k;
-  if (summands > 0) {
+  const std::int64_t all_k = call.problem.k;
+  if (all_k > 0) {
     a.load(0);
     b.load(0);
     a.store(tiles[0].a);
     b.store(tiles[0].b);
-    __syncthreads();  // the first tiles are there
+    __syncthreads();  // the first tiles are in shared memory
   }
   int now = 0;
-  for (std::int64_t k = 0; k < summands; k += depth, now ^= 1) {
-    const bool more = k + depth < summands;
+  for (std::int64_t k = 0; k < all_k; k += depth, now ^= 1) {
+    const bool more = k + depth < all_k;
     if (more) {
       a.load(k + depth);
       b.load(k + depth);
     }
     multiply(tiles[now]);
-    if ((k + depth) % piece == 0) add_up();
+    if ((k + depth) % promotion_interval == 0) promote();
     if (more) {
       a.store(tiles[now ^ 1].a);
       b.store(tiles[now ^ 1].b);
     }
-    __syncthreads();  // the next are there, and nobody reads these any more
+    __syncthreads();  // the next tiles are in shared memory, and no thread reads the current ones any more
   }
-  add_up();
+  promote();
 
   for (int i = 0; i < 8; ++i) {
     const std::int64_t m = first_m + i / 4 * 64 + 4 * y + i % 4;

@@ -5,16 +5,16 @@
 
 namespace tilewise::cuda::gemm {
 
-/// A product in f32 on any GPU, for any strides.
+/// GEMM with f32 arithmetic on any GPU, for any strides.
 void run_simt(const GemmCall& call, const Context& context);
 
-/// Tiles of 128 rows, and of 128 columns: nonzero where they are meant.
+/// Marks for every 128 rows and every 128 columns of the result; null for all tiles.
 struct TileMarks {
   const int* rows = nullptr;
   const int* columns = nullptr;
 };
 
-/// The same of f32 for those tiles of the result alone whose rows or columns are marked.
+/// The same for f32 tensors, but computes only tiles whose rows or columns have a mark that is not 0.
 void run_simt_marked(const GemmCall& call, const TileMarks& marks, const Context& context);
 
 }  // namespace tilewise::cuda::gemm

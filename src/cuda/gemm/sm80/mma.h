@@ -5,7 +5,7 @@
 
 namespace tilewise::cuda::gemm {
 
-/// A product of 16-bit factors on tensor cores from sm_80 on, for any strides.
+/// GEMM of 16-bit operands on tensor cores from sm_80 on, for any strides.
 void run_mma(const GemmCall& call, const Context& context);
 
 }  // namespace tilewise::cuda::gemm

@@ -35,11 +35,11 @@ struct GemmArguments {
   Epilogue epilogue;
 };
 
-/// Tensor maps of A, B and the gate's B, with boxes of one panel of 64 columns; and of out, if it has 16-bit
-/// elements, with boxes of a staging slab.
+/// Tensor maps of A, B and the gate's weights, with boxes of one panel of 64 columns; and of out, if it has
+/// 16-bit elements, with boxes of an epilogue slab.
 struct GemmMaps {
   CUtensorMap a, b, gate, out;
-  CUtensorMap out_rest;  ///< for a tile's last columns, if they are fewer than 64
+  CUtensorMap out_tail;  ///< for a tile's last columns, if they are fewer than 64
 };
 
 }  // namespace tilewise::cuda::gemm

@@ -5,18 +5,18 @@
 
 namespace tilewise::cuda::gemm {
 
-// The kernels of a storage type, each compiled in a file of its own.
+// Entry points of the GEMM kernels for Hopper. Each storage type is compiled in a file of its own.
 
-/// By a row of the table for the call's layout, which wgmma_row() chooses.
+/// Kernel `wgmma` (tiles/), with the row of the table for the call's layout that wgmma_row() chose.
 template <typename T>
 void wgmma_of(const GemmCall& call, int row, const Context& context);
 int wgmma_row(const GemmCall& call, const Context& context);
 
-/// For few rows.
+/// Kernel `few_rows`.
 template <typename T>
 void few_of(const GemmCall& call, const Context& context, InChain place);
 
-/// Bytes of workspace of the latter.
+/// Its bytes of workspace.
 std::size_t few_workspace(const GemmCall& call, const Context& context);
 
 }  // namespace tilewise::cuda::gemm

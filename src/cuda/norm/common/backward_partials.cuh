@@ -8,36 +8,37 @@
 
 namespace tilewise::cuda::norm {
 
-/// Where blocks leave their sums: [blocks, dim] each, null where a gradient is not wanted.
+/// Where CTAs store their sums of the gradients of weight and bias: [CTAs, dim] each, null where a gradient
+/// is not asked for.
 struct Partials {
   float* weight = nullptr;
   float* bias = nullptr;
 };
 
-inline Partials take_partials(Arena& arena, const NormCall& call, int pieces) {
-  const std::int64_t count = pieces * call.problem.dim;
+inline Partials take_partials(Arena& arena, const NormCall& call, int partial_count) {
+  const std::int64_t count = partial_count * call.problem.dim;
   Partials partials;
   if (call.d_weight.data != nullptr) partials.weight = arena.take<float>(count);
   if (call.d_bias.data != nullptr) partials.bias = arena.take<float>(count);
   return partials;
 }
 
-/// A chunk's sums, all lanes of a warp together, of chunks side by side: 32 bytes of memory, which is what it
-/// takes at a time, are written at once. Word by word, as sums lie in lanes, they took eight times as many
-/// transactions. Of chunks of eight, neighbouring lanes each write one half of both.
+/// Stores a chunk of sums. All lanes of a warp call it, with neighbouring chunks. It writes 32 bytes, a
+/// sector of memory, at once; writing word by word took eight times as many transactions. With chunks of
+/// eight, two neighbouring lanes exchange halves, and each writes one half of both chunks.
 template <int size>
-__device__ __forceinline__ void store_sums(float* to, const float (&sums)[size], int at, int count) {
+__device__ __forceinline__ void store_sums(float* to, const float (&values)[size], int at, int count) {
   if constexpr (size == 4) {
-    if (at < count) *reinterpret_cast<float4*>(to + at * size) = {sums[0], sums[1], sums[2], sums[3]};
+    if (at < count) *reinterpret_cast<float4*>(to + at * size) = {values[0], values[1], values[2], values[3]};
   } else {
     static_assert(size == 8);
     const int odd = static_cast<int>(threadIdx.x) % 2;
-    float even_chunk[4], odd_chunk[4];  // of either the lane's half
+    float even_chunk[4], odd_chunk[4];  // the lane's half of each
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      const float other = __shfl_xor_sync(~0u, odd ? sums[n] : sums[4 + n], 1);
-      even_chunk[n] = odd ? other : sums[n];
-      odd_chunk[n] = odd ? sums[4 + n] : other;
+      const float other = __shfl_xor_sync(~0u, odd ? values[n] : values[4 + n], 1);
+      even_chunk[n] = odd ? other : values[n];
+      odd_chunk[n] = odd ? values[4 + n] : other;
     }
     const int even = at - odd;
     float* const first = to + even * size + 4 * odd;
@@ -50,9 +51,10 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sums)[size],
   }
 }
 
-/// Each warp's sums of a column, one warp after another, to the block's.
+/// Adds up the sums of the CTA's teams and stores them as the CTA's partials. Where a team is a warp, warps
+/// add theirs one after another.
 template <typename T, int chunks, bool one_warp>
-__device__ __forceinline__ void leave_partials(const float (&sums)[chunks][chunk_size<T>], float* to,
+__device__ __forceinline__ void store_partials(const float (&values)[chunks][chunk_size<T>], float* to,
                                                int count) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
@@ -60,7 +62,7 @@ __device__ __forceinline__ void leave_partials(const float (&sums)[chunks][chunk
   to += static_cast<std::int64_t>(blockIdx.x) * count * size;
   if constexpr (!one_warp) {
 #pragma unroll
-    for (int c = 0; c < chunks; ++c) store_sums<size>(to, sums[c], Row::thread() + c * Row::size(), count);
+    for (int c = 0; c < chunks; ++c) store_sums<size>(to, values[c], Row::thread() + c * Row::size(), count);
   } else {
     for (int team = 0; team < Row::per_block(); ++team) {
       if (static_cast<int>(threadIdx.x) / 32 == team) {
@@ -70,12 +72,12 @@ __device__ __forceinline__ void leave_partials(const float (&sums)[chunks][chunk
           if (at >= count) continue;
 #pragma unroll
           for (int n = 0; n < size; ++n) {
-            float* place = to + at * size + n;
-            *place = sums[c][n] + (team == 0 ? 0.0f : *place);
+            float* sum = to + at * size + n;
+            *sum = values[c][n] + (team == 0 ? 0.0f : *sum);
           }
         }
       }
-      __syncthreads();  // this warp's are in
+      __syncthreads();  // this warp has added its sums, which the next one reads
     }
   }
 }

@@ -6,18 +6,18 @@
 
 namespace tilewise::cuda::norm {
 
-/// How a row is shared out: chunks of 16 bytes, `chunks` a thread. Short rows are a warp's, long ones a
-/// block's. Where rows do not lie in chunks, or are longer than that, elements are taken one by one.
+/// How threads share a row. `vectorized`: each thread has `chunks` chunks of 16 bytes; a warp has a short
+/// row, a CTA a long one. Rows that are not aligned for that, or too long, are read element by element.
 struct RowShape {
-  bool in_chunks = false;
-  bool one_warp = false;
-  bool late = false;  ///< backward alone: sums over a row are joined beside the next one
-  int chunks = 0;     ///< 1, 2 or 4
-  int threads = 256;  ///< a block
-  int rows = 1;       ///< a block at a time
+  bool vectorized = false;
+  bool one_warp = false;   ///< a warp has a row
+  bool pipelined = false;  ///< backward: one barrier per row (backward_passes.cuh)
+  int chunks = 0;          ///< of a thread: 1, 2 or 4
+  int threads = 256;       ///< of a CTA
+  int rows = 1;            ///< of a CTA at a time
 };
 
-/// The most threads of a block, which is what registers are shared out for.
+/// The most threads of a CTA, for __launch_bounds__.
 template <int chunks, bool one_warp>
 inline constexpr int most_threads = one_warp      ? 256
                                     : chunks == 2 ? 512
@@ -35,33 +35,35 @@ inline RowShape shape_of(const NormCall& call) {
     return {};
   }
   if (count <= 128) {
-    return {.in_chunks = true, .one_warp = true, .chunks = count <= 32 ? 1 : count <= 64 ? 2 : 4, .rows = 8};
+    return {.vectorized = true, .one_warp = true, .chunks = count <= 32 ? 1 : count <= 64 ? 2 : 4, .rows = 8};
   }
   const int chunks = count <= 1024 ? 2 : 4;
   const auto threads = static_cast<int>((count + chunks - 1) / chunks);
-  return {.in_chunks = true, .chunks = chunks, .threads = (threads + 31) / 32 * 32};
+  return {.vectorized = true, .chunks = chunks, .threads = (threads + 31) / 32 * 32};
 }
 
-/// Dynamic shared memory of a backward kernel. Beyond 48 KiB with the kernel's own variables it has to be
-/// asked for, which a launch does beyond 48 KiB without them.
-inline std::size_t asked_for(std::size_t bytes) {
-  constexpr std::size_t own = 2048, without_asking = 48 * 1024;
-  return bytes + own > without_asking ? std::max(bytes, without_asking + 16) : bytes;
+/// The dynamic shared memory to launch a backward kernel with that needs `bytes`. A kernel must opt in to
+/// more than 48 KiB in all. launch() does so where the dynamic part alone exceeds 48 KiB, so `bytes` is
+/// raised to that where static variables bring the sum above it.
+inline std::size_t dynamic_shared_bytes(std::size_t bytes) {
+  constexpr std::size_t static_bytes = 2048, without_asking = 48 * 1024;
+  return bytes + static_bytes > without_asking ? std::max(bytes, without_asking + 16) : bytes;
 }
 
-/// Blocks of backward, which stay: as many as there are at a time, or as take all rows once.
-inline int blocks_that_stay(std::int64_t takes, int multiprocessors, int each) {
-  return static_cast<int>(std::clamp<std::int64_t>(takes, 1, std::int64_t{multiprocessors} * each));
+/// The number of persistent CTAs of backward: as many as run at a time, but no more than there are units of
+/// work.
+inline int persistent_ctas(std::int64_t units, int multiprocessors, int per_sm) {
+  return static_cast<int>(std::clamp<std::int64_t>(units, 1, std::int64_t{multiprocessors} * per_sm));
 }
 
 void forward(const NormCall& call, const Context& context);
 void backward(const NormCall& call, const Context& context);
 std::size_t backward_workspace(const NormCall& call, const Context& context);
 
-/// Backward of rows that come by bulk copies (backward_ring.cu).
+/// Kernel `ring`: backward of rows that are loaded by bulk copies (sm90/backward_ring.cu).
 void ring_backward(const NormCall& call, const Context& context);
 std::size_t ring_workspace(const NormCall& call, const Context& context);
-/// What it takes of shared memory.
+/// Its bytes of shared memory.
 std::size_t ring_bytes(const NormProblem& problem);
 
 }  // namespace tilewise::cuda::norm

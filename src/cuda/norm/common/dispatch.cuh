@@ -5,7 +5,7 @@
 
 namespace tilewise::cuda::norm {
 
-// Run-time values become constants here.
+// Types, kinds of norm and shapes of rows become template arguments here.
 
 template <typename Body>
 void with_types(const NormProblem& problem, const Body& body) {

@@ -9,7 +9,7 @@ __device__ __forceinline__ T* row_of(const Matrix& matrix, std::int64_t m) {
   return reinterpret_cast<T*>(matrix.data) + m * matrix.stride_row;
 }
 
-/// What is known of a row, where it was given or is wanted.
+/// Mean or rstd of row m: 0 if there is none, and stored only if it is asked for.
 __device__ __forceinline__ float statistic(const Vector& from, std::int64_t m) {
   return from.data == nullptr ? 0.0f : reinterpret_cast<const float*>(from.data)[m * from.stride];
 }

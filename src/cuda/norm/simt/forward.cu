@@ -11,62 +11,63 @@
 namespace tilewise::cuda::norm {
 namespace {
 
-/// Of few rows.
-constexpr unsigned few_blocks = 64;
+/// CTAs of a launch with few rows, such as in decoding.
+constexpr unsigned small_grid = 64;
 
-/// A row a team, kept in registers between what is read and what is written.
+/// Each team, a warp or a CTA, has one row. It is read once and stays in registers until the result is
+/// written.
 template <typename T, Norm norm, int chunks, bool one_warp>
 __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
-  // Few rows leave the product behind time to have its first weights come. Under many it is not let begin:
-  // gate and up of 4096 tokens took a fifth longer then.
-  if (gridDim.x <= few_blocks) let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  // PDL: with few rows, the GEMM that follows may start early and prefetch its first weights. With many it
+  // may not: gate and up of 4096 tokens took a fifth longer then.
+  if (gridDim.x <= small_grid) let_next_kernel_start();
+  wait_for_previous_kernel();  // it may write the inputs
   const std::int64_t m = Row::number();
-  if (m >= call.problem.rows) return;  // a whole warp
+  if (m >= call.problem.rows) return;  // all threads of a team
   const int count = static_cast<int>(call.problem.dim) / size;
   const int step = Row::size();
-  RawChunk<T> s[chunks];  // as it will be rounded, so that nothing is lost
+  RawChunk<T> x_rmem[chunks];  // x, or x + residual rounded to T, as `sum` has it
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
-    if (at < count) s[c].load(row_of<T>(call.x, m) + at * size);
+    if (at < count) x_rmem[c].load(row_of<T>(call.x, m) + at * size);
   }
   if (call.residual.data != nullptr) {
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       const int at = Row::thread() + c * step;
       if (at >= count) continue;
-      float x[size], more[size];
-      s[c].spread(x);
-      load_chunk(more, row_of<T>(call.residual, m) + at * size);
+      float x[size], residual[size];
+      x_rmem[c].spread(x);
+      load_chunk(residual, row_of<T>(call.residual, m) + at * size);
 #pragma unroll
-      for (int n = 0; n < size; ++n) x[n] += more[n];
-      store_chunk(reinterpret_cast<T*>(&s[c].bytes), x);
+      for (int n = 0; n < size; ++n) x[n] += residual[n];
+      store_chunk(reinterpret_cast<T*>(&x_rmem[c].bytes), x);
     }
   }
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
     if (at < count && call.sum.data != nullptr) {
-      *reinterpret_cast<uint4*>(row_of<T>(call.sum, m) + at * size) = s[c].bytes;
+      *reinterpret_cast<uint4*>(row_of<T>(call.sum, m) + at * size) = x_rmem[c].bytes;
     }
   }
   const auto dim = static_cast<float>(call.problem.dim);
-  // Of f(x) over the row.
-  const auto sum_of = [&](int place, const auto& f) {
+  // The sum of f(x) over the row.
+  const auto sum_of = [&](int buffer, const auto& f) {
     float sum[1] = {0};
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       if (Row::thread() + c * step >= count) continue;
       float x[size];
-      s[c].spread(x);
+      x_rmem[c].spread(x);
 #pragma unroll
       for (int n = 0; n < size; ++n) sum[0] += f(x[n]);
     }
-    Row::sum(sum, place);
+    Row::sum(sum, buffer);
     return sum[0];
   };
   float mean = 0;
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     const int at = Row::thread() + c * step;
     if (at >= count) continue;
     float y[size], parameter[size];
-    s[c].spread(y);
+    x_rmem[c].spread(y);
 #pragma unroll
     for (int n = 0; n < size; ++n) y[n] = (y[n] - mean) * rstd;
     if (call.weight.data != nullptr) {
@@ -99,11 +100,11 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   }
 }
 
-/// A row a block, read anew for each pass, element by element.
+/// Each CTA has one row and reads it again for each pass, element by element.
 template <typename T, Norm norm>
 __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ NormCall call) {
   using Row = Team<false>;
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();  // it may write the inputs
   const std::int64_t m = blockIdx.x;
   const std::int64_t dim = call.problem.dim;
   const auto summed = [&](std::int64_t d) {
@@ -129,12 +130,12 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
     store_statistic(call.rstd, m, rstd);
   }
   for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) {
-    const float s = summed(d);
-    float y = (s - mean) * rstd;
+    const float x = summed(d);
+    float y = (x - mean) * rstd;
     if (call.weight.data != nullptr) y *= bias_at<T>(call.weight, d);
     if (norm == Norm::layer && call.bias.data != nullptr) y += bias_at<T>(call.bias, d);
     row_of<T>(call.y, m)[d] = narrow<T>(y);
-    if (call.sum.data != nullptr) row_of<T>(call.sum, m)[d] = narrow<T>(s);
+    if (call.sum.data != nullptr) row_of<T>(call.sum, m)[d] = narrow<T>(x);
   }
 }
 
@@ -142,8 +143,8 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
 
 void forward(const NormCall& call, const Context& context) {
   RowShape shape = shape_of(call);
-  if (call.problem.norm == Norm::layer && shape.in_chunks && !shape.one_warp) {
-    // Layer norms have more to do between reading and writing: more to read ahead, in fewer threads.
+  if (call.problem.norm == Norm::layer && shape.vectorized && !shape.one_warp) {
+    // A layer norm has more work between reading and writing: fewer threads, each with more loads in flight.
     const auto count =
         static_cast<int>(call.problem.dim * static_cast<std::int64_t>(size_of(call.problem.dtype)) / 16);
     shape.chunks = 4;
@@ -153,9 +154,9 @@ void forward(const NormCall& call, const Context& context) {
                    .blocks = (call.problem.rows + shape.rows - 1) / shape.rows,
                    .threads = shape.threads,
                    .stream = static_cast<cudaStream_t>(context.stream),
-                   .early = begins_early(call.problem.device)};
+                   .early = has_pdl(call.problem.device)};
   with_types(call.problem, [&]<typename T, Norm norm>() {
-    if (!shape.in_chunks) return launch<elements_kernel<T, norm>>(how, call);
+    if (!shape.vectorized) return launch<elements_kernel<T, norm>>(how, call);
     with_shape(shape, [&]<int chunks, bool one_warp>() {
       launch<chunks_kernel<T, norm, chunks, one_warp>>(how, call);
     });

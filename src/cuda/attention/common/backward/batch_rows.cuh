@@ -7,11 +7,11 @@
 
 namespace tilewise::cuda::mma {
 
-// Rows of a whole call, for what comes before and after the kernel over tiles.
+// The rows of a whole call, for the kernels before and after the one that computes the gradients.
 
 inline constexpr int row_threads = 256;
 
-/// Lanes that share a row of at most `dim` elements, eight each.
+/// The lanes that share a row, eight elements each.
 template <int lanes_>
 struct RowLanes {
   static constexpr int lanes = lanes_;
@@ -23,7 +23,7 @@ struct RowLanes {
   __device__ static float sum(float x) { return sum_over<lanes>(x); }
 };
 
-/// Division is slow in 64 bits, and seldom needs them.
+/// Division with remainder. It is slow in 64 bits, which are rarely needed.
 struct Division {
   std::int64_t quotient, remainder;
 
@@ -37,14 +37,14 @@ struct Division {
   }
 };
 
-/// Row `index` of [heads, rows of the batch]; past the last sequence of packed ones it is nobody's.
+/// Row `index` of [heads, rows of the batch]. Rows past the last packed sequence belong to no sequence.
 struct BatchRow {
   std::int64_t b, h, s;
   bool owned;
 
   __device__ static BatchRow of_query(const AttentionCall& call, std::int64_t index) {
-    const Division parts(index, call.rows_q());
-    BatchRow row{0, parts.quotient, parts.remainder, parts.quotient < call.problem.heads_q};
+    const Division head_row(index, call.rows_q());
+    BatchRow row{0, head_row.quotient, head_row.remainder, head_row.quotient < call.problem.heads_q};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_q.at(call.problem.batch);
     } else {
@@ -55,8 +55,8 @@ struct BatchRow {
     return row;
   }
   __device__ static BatchRow of_key(const AttentionCall& call, std::int64_t index) {
-    const Division parts(index, call.rows_k());
-    BatchRow row{0, parts.quotient, parts.remainder, parts.quotient < call.problem.heads_kv};
+    const Division head_row(index, call.rows_k());
+    BatchRow row{0, head_row.quotient, head_row.remainder, head_row.quotient < call.problem.heads_kv};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_k.at(call.problem.batch);
     } else {
@@ -67,7 +67,7 @@ struct BatchRow {
     }
     return row;
   }
-  /// Which sequence a query is of, and as which of its queries.
+  /// The sequence of a query, and its index there.
   struct InSequence {
     std::int64_t b, i;
   };
@@ -82,7 +82,7 @@ struct BatchRow {
   }
 };
 
-/// Eight elements of a row from `first` on, those past its end 0.
+/// Eight elements of a row from `first` on, with 0 past its end.
 __device__ __forceinline__ uint4 eight_of(const std::byte* row, int first, int dims, bool aligned) {
   if (first + 8 <= dims && aligned) return *reinterpret_cast<const uint4*>(row + first * 2);
   const auto* from = reinterpret_cast<const std::uint16_t*>(row) + first;
@@ -115,7 +115,7 @@ __device__ __forceinline__ float d_lse_of(const AttentionCall& call, const Batch
   return call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(row.b, row.h, row.s)) : 0.0f;
 }
 
-/// What score gradients were multiplied by.
+/// The scale of dS.
 template <typename T>
 __device__ __forceinline__ GradientScale gradient_scale(const AttentionCall& call,
                                                         const BackwardSpace& space) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ GradientScale gradient_scale(const AttentionCall& cal
                            features.logit_scale);
 }
 
-/// Calls body with a call's type and as many lanes as its rows need.
+/// Calls `body` with the call's type and as many lanes as its rows need.
 template <typename Body>
 void with_lanes(const AttentionCall& call, const Body& body) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);

@@ -6,9 +6,9 @@
 
 namespace tilewise::cuda {
 
-// A mask of large negative numbers that covers a whole row makes an LSE of which f32 keeps nothing but that
-// number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are
-// few, and padding mostly.
+// Where a mask of large negative numbers covers a whole row, the row's LSE in f32 is that number and nothing
+// else, so P computed from it does not sum to 1. For such rows the highest score and the sum are computed
+// again. They are few, mostly padding.
 
 __device__ __forceinline__ bool is_far(float lse) { return fabsf(lse) > 1024 && !isinf(lse); }
 
@@ -24,7 +24,7 @@ struct FarSoftmax {
   }
 };
 
-/// Of query i of entry b; by a warp.
+/// The softmax of query i of entry b and head h, computed by one warp.
 template <typename T>
 __device__ FarSoftmax far_softmax(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i,
                                   int lane) {

@@ -10,18 +10,18 @@
 
 namespace tilewise::cuda::mma {
 
-// What is left after the kernel over tiles: dq from its sums, dk and dv of keys that blocks shared, and
-// gradients beside these.
+// What is left after the kernel of the gradients: dQ from its accumulator, dK and dV of keys that CTAs
+// shared, and the other gradients.
 //
-// dq from its sums: a warp has 16 queries and goes through their dims in parts of four eights: it reads
-// fragments as they lie, 512 bytes each, and lanes that share a query change words so that each writes eight
-// dims of it.
+// For dQ, a warp takes 16 queries and walks over their dims, a strip of 32 at a time. It reads whole
+// fragments of 512 bytes. Then lanes that share a query exchange words, so that each writes eight consecutive
+// dims.
 
-/// The queries of one of QuerySums' tiles.
+/// The queries of one tile of DqAccumulator.
 struct TileQueries {
   std::int64_t b;      ///< the sequence
-  std::int64_t first;  ///< in it
-  std::int64_t count;  ///< at most 16; none where nobody's queries would be
+  std::int64_t first;  ///< in the sequence
+  std::int64_t count;  ///< at most 16; 0 where no query has the tile
 
   __device__ TileQueries(const AttentionCall& call, std::int64_t tile) {
     std::int64_t end;
@@ -29,14 +29,14 @@ struct TileQueries {
       std::int64_t high = call.problem.batch;
       for (b = 0; high - b > 1;) {
         const std::int64_t middle = (b + high) / 2;
-        (QuerySums::first_tile(call, middle) <= tile ? b : high) = middle;
+        (DqAccumulator::first_tile(call, middle) <= tile ? b : high) = middle;
       }
-      first = (tile - QuerySums::first_tile(call, b)) * 16;
+      first = (tile - DqAccumulator::first_tile(call, b)) * 16;
       end = call.cumulative_q.at(b + 1) - call.cumulative_q.at(b);
     } else {
-      const Division entry(tile, QuerySums::entry_tiles(call));
+      const Division entry(tile, DqAccumulator::entry_tiles(call));
       b = entry.quotient;
-      const std::int64_t run = QuerySums::run(call);
+      const std::int64_t run = DqAccumulator::run(call);
       const Division block(entry.remainder, (run + 15) / 16);
       first = block.quotient * run + block.remainder * 16;
       end = min((block.quotient + 1) * run, call.problem.length_q);
@@ -45,7 +45,8 @@ struct TileQueries {
   }
 };
 
-/// Four lanes have a word each of four rows: then each has the four words of one row.
+/// Transposes 4 x 4 words among four lanes: before, each lane has one word of each of four rows; then, the
+/// four words of one row.
 __device__ __forceinline__ void exchange_words(std::uint32_t (&word)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
@@ -60,14 +61,14 @@ __device__ __forceinline__ void exchange_words(std::uint32_t (&word)[4]) {
   }
 }
 
-/// What a warp writes of a tile: `parts` of four eights of dims from `first_part` on.
+/// What a warp writes of a tile: `strips` strips of 32 dims from `first_strip` on.
 struct DqWork {
   std::int64_t head, tile;
-  int first_part, parts;
+  int first_strip, strips;
 };
 
-/// Writes what a lane has of four eights of dims, in any type: of queries s and s + 8, two dims of each eight
-/// from `first` on.
+/// Writes a lane's elements of a strip in any type: of queries s and s + 8, two dims of each eight from
+/// `first` on.
 __device__ __forceinline__ void store_sums(const Rows& rows, std::int64_t b, std::int64_t h, std::int64_t s,
                                            const bool (&there)[2], int first, int dims, float factor,
                                            const float (&sum)[2][4][2]) {
@@ -83,7 +84,7 @@ __device__ __forceinline__ void store_sums(const Rows& rows, std::int64_t b, std
   }
 }
 
-/// `wide`: a piece's results, in f32 or in T.
+/// `wide`: the results of a piece, in f32 or in T.
 template <typename T, bool wide>
 __device__ __forceinline__ void finish_dq(const AttentionCall& call, const BackwardSpace& space,
                                           const DqWork& work) {
@@ -93,25 +94,27 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
   const auto dims = static_cast<int>(call.problem.dim_qk);
   const std::int64_t b = call.packed() ? 0 : queries.b;
   const std::int64_t s = (call.packed() ? call.first_row_q(queries.b) : 0) + queries.first + lane / 4;
-  const bool there[2] = {lane / 4 < queries.count, lane / 4 + 8 < queries.count};  // queries a lane has
+  // Whether the lane's two queries exist.
+  const bool there[2] = {lane / 4 < queries.count, lane / 4 + 8 < queries.count};
   std::byte* to = row_of_halves(call.dq, b, work.head, s);
   const bool aligned = aligned_chunks(call.dq);
   const float scale = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
   float factor = scale, logit = 1;
   if (call.problem.features.logit_scale) {
     logit = logit_factor<T>(call, work.head).factor;
-    factor *= static_cast<float>(call.logit_scale.at(0, work.head)) / logit;  // sums have this one
+    factor *= static_cast<float>(call.logit_scale.at(0, work.head)) /
+              logit;  // the accumulator has the factor `logit`
   }
-  float logit_rows[2] = {};  // q·dq / logit, of the lane's dims
-  const int end = min(space.dq.eights, (work.first_part + work.parts) * 4);
+  float logit_rows[2] = {};  // q·dQ / logit, over the lane's dims
+  const int end = min(space.dq.eights, (work.first_strip + work.strips) * 4);
 #pragma unroll 1
-  for (int eight = work.first_part * 4; eight < end; eight += 4) {
+  for (int eight = work.first_strip * 4; eight < end; eight += 4) {
     const float* fragment = space.dq.at(work.head, work.tile, eight) + lane * 4;
     float sum[2][4][2] = {};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if (eight + e >= end) continue;
-      const float4 four = *reinterpret_cast<const float4*>(fragment + e * QuerySums::fragment);
+      const float4 four = *reinterpret_cast<const float4*>(fragment + e * DqAccumulator::fragment);
       sum[0][e][0] = four.x;
       sum[0][e][1] = four.y;
       sum[1][e][0] = four.z;
@@ -155,7 +158,7 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
 
 namespace {
 
-// What the sums of dk and dv are multiplied by.
+// The factors of the accumulators of dK and dV.
 struct KeyFactors {
   float dk, dv;
 };
@@ -163,19 +166,20 @@ template <typename T>
 __device__ KeyFactors key_factors(const AttentionCall& call, const BackwardSpace& space) {
   const float keep_scale = call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   return {static_cast<float>(call.scale) * gradient_scale<T>(call, space).down,
-          keep_scale / static_cast<float>(1 << weight_bits<T>)};
+          keep_scale / static_cast<float>(1 << p_scale_bits<T>)};
 }
 
-// The sums of a key's shares, in their order. `wide`: a piece's results, in f32 or in T.
+// Sums the partial dK or dV of a key in the order of the shares. `wide`: the results of a piece, in f32 or in
+// T.
 template <typename T, bool wide, int lanes>
 __device__ void join_row(const RowLanes<lanes>& at, const BatchRow& row, const KeyShares& shares,
-                         const float* parts, const Rows& rows, std::int64_t dims, float factor) {
+                         const float* partials, const Rows& rows, std::int64_t dims, float factor) {
   const int first = at.lane * 8;
   if (!rows.wanted || first >= dims) return;
   const std::int64_t floats = KeyShares::row_floats(dims);
   float sum[8] = {};
   for (int share = 0; share < shares.count; ++share) {
-    const float* own = parts + (share * shares.keys + at.row) * floats + first;
+    const float* own = partials + (share * shares.keys + at.row) * floats + first;
 #pragma unroll
     for (int four = 0; four < 2; ++four) {
       if (first + 4 * four >= dims) continue;
@@ -212,46 +216,48 @@ __device__ void join_shares(const AttentionCall& call, const BackwardSpace& spac
   join_row<T, wide>(at, row, shares, shares.dv, call.dv, call.problem.dim_v, factors.dv);
 }
 
-// Blocks that join shares, and after them blocks that make dq, one warp per tile.
-struct FinishBlocks {
-  std::int64_t joining;  ///< blocks
-  int dq_parts;          ///< of a tile, a warp each
-  int dq_part;           ///< of how many of finish_dq's parts
+// The CTAs that join shares of keys come first, then those that write dQ.
+struct FinishGrid {
+  std::int64_t joining;  ///< CTAs that join shares
+  int dq_warps_per_tile;
+  int dq_strips_per_warp;
   std::int64_t dq_warps;
 
   static constexpr int warps = row_threads / 32;
 
   template <int lanes>
-  static FinishBlocks of(const AttentionCall& call, const BackwardSpace& space, int multiprocessors) {
-    FinishBlocks blocks;
+  static FinishGrid of(const AttentionCall& call, const BackwardSpace& space, int multiprocessors) {
+    FinishGrid grid;
     const bool shared = space.shares.count > 1 && (call.dk.wanted || call.dv.wanted);
-    blocks.joining = shared ? RowLanes<lanes>::blocks(space.shares.keys) : 0;
-    // A warp has a whole tile, since what it needs to know of that is the same for all dims; where that
-    // leaves places free, a part. Rows of dlogit_scale are summed over all dims.
-    const int parts = (space.dq.eights + 3) / 4;
+    grid.joining = shared ? RowLanes<lanes>::blocks(space.shares.keys) : 0;
+    // A warp takes a whole tile, whose queries it locates once for all dims. Where that would leave the GPU
+    // partly idle, it takes one strip. Rows of dlogit_scale are summed over all dims, so they need whole
+    // tiles.
+    const int strips = (space.dq.eights + 3) / 4;
     const std::int64_t tiles = call.problem.heads_q * space.dq.tiles;
-    blocks.dq_parts = tiles < 24 * multiprocessors && space.logit_rows == nullptr ? parts : 1;
-    blocks.dq_part = blocks.dq_parts == 1 ? parts : 1;
-    blocks.dq_warps = call.dq.wanted && call.problem.batch > 0 ? tiles * blocks.dq_parts : 0;
-    return blocks;
+    grid.dq_warps_per_tile = tiles < 24 * multiprocessors && space.logit_rows == nullptr ? strips : 1;
+    grid.dq_strips_per_warp = grid.dq_warps_per_tile == 1 ? strips : 1;
+    grid.dq_warps = call.dq.wanted && call.problem.batch > 0 ? tiles * grid.dq_warps_per_tile : 0;
+    return grid;
   }
   std::int64_t count() const { return joining + (dq_warps + warps - 1) / warps; }
 
   __device__ DqWork dq_work(const BackwardSpace& space, std::int64_t warp) const {
-    const Division tile(warp, dq_parts);
+    const Division tile(warp, dq_warps_per_tile);
     const Division head(tile.quotient, space.dq.tiles);
-    return {head.quotient, head.remainder, static_cast<int>(tile.remainder) * dq_part, dq_part};
+    return {head.quotient, head.remainder, static_cast<int>(tile.remainder) * dq_strips_per_warp,
+            dq_strips_per_warp};
   }
 };
 
 template <typename T, int lanes, bool wide>
 __global__ void __launch_bounds__(row_threads)
     finish_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
-                const FinishBlocks blocks) {
-  take_turn_in_chain();
-  if (blockIdx.x < blocks.joining) return join_shares<T, wide, lanes>(call, space, blockIdx.x);
-  const std::int64_t warp = (blockIdx.x - blocks.joining) * FinishBlocks::warps + threadIdx.x / 32;
-  if (warp < blocks.dq_warps) finish_dq<T, wide>(call, space, blocks.dq_work(space, warp));
+                const FinishGrid grid) {
+  join_pdl_chain();  // dQ, dK and dV are accumulated
+  if (blockIdx.x < grid.joining) return join_shares<T, wide, lanes>(call, space, blockIdx.x);
+  const std::int64_t warp = (blockIdx.x - grid.joining) * FinishGrid::warps + threadIdx.x / 32;
+  if (warp < grid.dq_warps) finish_dq<T, wide>(call, space, grid.dq_work(space, warp));
 }
 
 }  // namespace
@@ -260,16 +266,17 @@ void finish_backward(const AttentionCall& call, const BackwardSpace& space, cons
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   with_lanes(call, [&]<typename T, int lanes>() {
-    const auto blocks = FinishBlocks::of<lanes>(call, space, multiprocessors);
+    const auto grid = FinishGrid::of<lanes>(call, space, multiprocessors);
     const Launch how{.name = "tilewise mma backward, dq",
-                     .blocks = blocks.count(),
+                     .blocks = grid.count(),
                      .threads = row_threads,
                      .stream = stream,
-                     .early = begins_early(call.problem.device)};
-    call.problem.piece.wide_rows ? launch<finish_rows<T, lanes, true>>(how, call, space, blocks)
-                                 : launch<finish_rows<T, lanes, false>>(how, call, space, blocks);
+                     .early = has_pdl(call.problem.device)};
+    call.problem.piece.wide_rows ? launch<finish_rows<T, lanes, true>>(how, call, space, grid)
+                                 : launch<finish_rows<T, lanes, false>>(how, call, space, grid);
   });
-  // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.
+  // The gradients of mask and sinks may be in f32: products in 16 bits and the rounded O are not exact
+  // enough.
   if (space.needs_states(call)) simt::row_states(call, space.states, space.row_sums, {}, context);
   if (call.problem.features.mask_gradient) simt::mask_gradient(call, space.states, space.row_sums, context);
   if (call.dsinks != nullptr) simt::sink_gradient(call, space.states, stream);

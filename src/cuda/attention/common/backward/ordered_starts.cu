@@ -9,7 +9,7 @@ namespace {
 constexpr int order_threads = 512;
 constexpr int order_warps = order_threads / 32;
 
-// One block for queries and one for keys: the highest of all starts up to each.
+// One CTA for the queries and one for the keys: a running maximum over the starts.
 __global__ void __launch_bounds__(order_threads)
     order_starts(const __grid_constant__ AttentionCall call, std::int32_t* to_q, std::int32_t* to_k) {
   __shared__ int highest_smem[order_warps];
@@ -17,23 +17,23 @@ __global__ void __launch_bounds__(order_threads)
   const Starts from = of_queries ? call.starts_q() : call.starts_k();
   std::int32_t* const to = of_queries ? to_q : to_k;  // [sequences + 1]
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  int before = 0;  // the highest of those that were looked at
+  int before = 0;  // the maximum of the starts before `first`
   for (std::int64_t first = 0; first <= from.sequences; first += order_threads) {
     const std::int64_t n = first + threadIdx.x;
-    int highest = n > 0 && n <= from.sequences ? static_cast<int>(from.at(n)) : 0;  // the first begins at 0
+    int highest = n > 0 && n <= from.sequences ? static_cast<int>(from.at(n)) : 0;  // the first start is 0
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
-      highest = max(highest, __shfl_up_sync(~0u, highest, apart));  // of itself where there is none
+      highest = max(highest, __shfl_up_sync(~0u, highest, apart));  // the lowest lanes get their own
     }
     if (threadIdx.x % 32 == 31) highest_smem[warp] = highest;
-    __syncthreads();  // all warps' highest are there
+    __syncthreads();  // the maxima of all warps are there
     highest = max(highest, before);
     for (int w = 0; w < order_warps; ++w) {
       if (w < warp) highest = max(highest, highest_smem[w]);
       before = max(before, highest_smem[w]);
     }
     if (n <= from.sequences) to[n] = highest;
-    __syncthreads();  // they were read
+    __syncthreads();  // the maxima were read
   }
 }
 

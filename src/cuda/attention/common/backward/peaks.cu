@@ -17,15 +17,15 @@ __device__ __forceinline__ std::int64_t first_warp() {
 }
 __device__ __forceinline__ std::int64_t all_warps() { return std::int64_t{gridDim.x} * blockDim.x / warp; }
 
-/// Blocks for so many warps. For some heads, which are often none, as many as can be there at once: all that
-/// most have to do is to begin and end.
+/// How many CTAs have `warps` warps. With `heads`, often none is marked and most CTAs would only start and
+/// end, so the grid is at most what is resident at once, and warps loop.
 std::int64_t blocks_for(std::int64_t warps, int threads, const AttentionCall& call, const SomeHeads& heads) {
   const std::int64_t all = (warps * warp + threads - 1) / threads;
   if (heads.any == nullptr) return all;
   return std::min<std::int64_t>(all, 2 * device_properties(call.problem.device.index).multiprocessors);
 }
 
-// A warp a query, one after another where there are more of these.
+// One warp per query.
 __device__ void find_state(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
                            const SomeHeads& heads, std::int64_t index) {
   const int lane = static_cast<int>(threadIdx.x % warp);
@@ -53,8 +53,8 @@ __device__ void find_state(const AttentionCall& call, const RowStates& states, c
 }
 __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
                                   const Peaks peaks, const SomeHeads heads) {
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it may have written O, LSE, dO and dLSE
   if (heads.none()) return;
   const std::int64_t count = call.problem.batch * call.problem.heads_q * call.problem.length_q;
   for (std::int64_t index = first_warp(); index < count; index += all_warps()) {
@@ -62,18 +62,19 @@ __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, co
   }
 }
 
-constexpr int lane_dims = 4;  // 32 apart
+constexpr int lane_dims = 4;  // of a lane, 32 apart
 
-// Which queries of a head a warp mends: one after another, and so the fewer the sooner it is done, as long as
-// all warps are there at once; but what many have to add to one key they add together.
-struct Parts {
+// The queries of a head are divided into groups, one per warp. A warp takes its queries one after another, so
+// small groups end sooner, as long as all warps are resident at once. But queries of one group that add to
+// the same key share one atomic addition.
+struct RowGroups {
   static constexpr std::int64_t most_rows = 8;
-  static constexpr std::int64_t warps = 16;  // that registers have room for, a multiprocessor
+  static constexpr std::int64_t warps = 16;  // per SM, for which there are registers
 
-  int rows;            // of a warp
-  std::int64_t count;  // of a head
+  int rows;            // queries per group
+  std::int64_t count;  // groups per head
 
-  explicit Parts(const AttentionCall& call) {
+  explicit RowGroups(const AttentionCall& call) {
     const AttentionProblem& problem = call.problem;
     const std::int64_t at_once = warps * device_properties(problem.device.index).multiprocessors;
     const std::int64_t all = problem.batch * problem.heads_q * problem.length_q;
@@ -82,8 +83,8 @@ struct Parts {
   }
 };
 
-// A lane's share of a row of dk or dv that grows as long as queries point at the same key, which they often
-// do.
+// A lane's part of a row of dK or dV. It is summed in registers as long as consecutive peaks have the same
+// key, which they often have.
 class KeySum {
  public:
   __device__ KeySum(const Rows& rows, std::int64_t dim, std::int64_t b, std::int64_t h,
@@ -125,14 +126,14 @@ __device__ __forceinline__ void load_row(float (&to)[lane_dims], const Rows& row
   }
 }
 
-// The peaks of a query: what they add to dq and dk, and what their weights lack for dv.
-struct Mended {
+// What the peaks of a query add to dQ and dK, and what their weights lack for dV.
+struct PeakGradients {
   int count = 0;
   std::int64_t key[most_peaks] = {};
-  float factor[most_peaks] = {};  // gradient of the score, times scale
+  float factor[most_peaks] = {};  // dS times scale
   float lacking[most_peaks] = {};
 
-  __device__ Mended(const AttentionCall& call, const Peaks& peaks, std::int64_t row, float d_lse)
+  __device__ PeakGradients(const AttentionCall& call, const Peaks& peaks, std::int64_t row, float d_lse)
       : count(min(peaks.count[row], most_peaks)) {
     if (count == 0) return;
     const float rest = peaks.rest_weight[row];
@@ -156,26 +157,26 @@ struct Mended {
       lacking[f] = weight[f] * (1 - total) / total;
     }
   }
-  __device__ Mended() = default;
+  PeakGradients() = default;
 };
 
-// A warp takes some queries of a head: a lane each for the numbers, then all lanes for the vectors of one
-// after another.
-__device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads,
-                          std::int64_t index, const Parts& parts) {
-  const std::int64_t head = index / parts.count;
+// A warp takes the queries of a group: first each lane computes the factors of one query, then all lanes add
+// the vectors of one query after another.
+__device__ void mend_group(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads,
+                           std::int64_t index, const RowGroups& groups) {
+  const std::int64_t head = index / groups.count;
   const std::int64_t b = head / call.problem.heads_q;
   const std::int64_t h = head % call.problem.heads_q;
   if (!heads.has_group(call, b, h / call.group())) return;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const Sequence sequence = call.sequence(b);
   const std::int64_t dim = call.problem.dim_qk, dim_v = call.problem.dim_v;
-  const std::int64_t first = index % parts.count * parts.rows;
-  Mended own;
-  if (lane < parts.rows && first + lane < sequence.length_q) {
+  const std::int64_t first = index % groups.count * groups.rows;
+  PeakGradients own;
+  if (lane < groups.rows && first + lane < sequence.length_q) {
     const std::int64_t s = sequence.first_q + first + lane;
-    own = Mended(call, peaks, h * call.rows_q() + call.first_row_q(b) + first + lane,
-                 call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f);
+    own = PeakGradients(call, peaks, h * call.rows_q() + call.first_row_q(b) + first + lane,
+                        call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f);
   }
   KeySum dk(call.dk, dim, b, call.key_head(h), sequence.first_k);
   KeySum dv(call.dv, dim_v, b, call.key_head(h), sequence.first_k);
@@ -213,13 +214,13 @@ __device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const S
   dv.flush();
 }
 __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
-                     const Parts parts) {
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+                     const RowGroups groups) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it wrote the gradients and the peaks
   if (heads.none()) return;
-  const std::int64_t count = call.problem.batch * call.problem.heads_q * parts.count;
+  const std::int64_t count = call.problem.batch * call.problem.heads_q * groups.count;
   for (std::int64_t index = first_warp(); index < count; index += all_warps()) {
-    mend_some(call, peaks, heads, index, parts);
+    mend_group(call, peaks, heads, index, groups);
   }
 }
 
@@ -233,20 +234,20 @@ void row_states_of_outputs(const AttentionCall& call, const RowStates& states, c
                              .blocks = blocks_for(rows, threads, call, heads),
                              .threads = threads,
                              .stream = stream,
-                             .early = begins_early(call.problem.device)},
+                             .early = has_pdl(call.problem.device)},
                             call, states, peaks, heads);
 }
 
 void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads, cudaStream_t stream) {
   constexpr int threads = 128;
-  const Parts parts(call);
-  const std::int64_t warps = call.problem.batch * call.problem.heads_q * parts.count;
+  const RowGroups groups(call);
+  const std::int64_t warps = call.problem.batch * call.problem.heads_q * groups.count;
   launch<mend>({.name = "tilewise fused backward, peaks",
                 .blocks = blocks_for(warps, threads, call, heads),
                 .threads = threads,
                 .stream = stream,
-                .early = begins_early(call.problem.device)},
-               call, peaks, heads, parts);
+                .early = has_pdl(call.problem.device)},
+               call, peaks, heads, groups);
 }
 
 }  // namespace tilewise::cuda::simt

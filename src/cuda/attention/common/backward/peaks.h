@@ -11,42 +11,43 @@
 
 namespace tilewise::cuda::simt {
 
-// Where a weight is all but 1, the gradient of its score, weight·(d_o·v − Σ weight·(d_o·v)), is a difference
-// of two numbers that are all but equal. Two products more would give the sum from the same d_o·v, so that
-// their errors cancel; d_o·o gives it for nothing, but with an error of its own, which is then all there is.
-// For small weights that makes no difference. So backward takes d_o·o, leaves the few high weights out, and
-// mends them at the end: with x = d_o·v + shift, known up to a constant that all keys of a row share,
+// Where P of a pair is nearly 1, its dS = P·(dP − delta + dLSE) is a difference of nearly equal numbers. With
+// delta = Σ P·dP, from the same dP, the errors would cancel, but that takes two more products. delta = dO·O
+// costs nothing, but has an error of its own, which is then all that is left. For low weights this makes no
+// difference. So backward takes delta = dO·O, leaves out the few pairs of high weight, the peaks, and adds
+// their gradients at the end. With x = dP − delta + dLSE, which is known up to a constant that all keys of a
+// row share,
 //
-//   gradient of f = weight_f / Σ_j weight_j · (Σ_j weight_j·(x_f − x_j) / Σ_j weight_j + d_lse)
+//   dS_f = P_f / Σ_j P_j · (Σ_j P_j·(x_f − x_j) / Σ_j P_j + dLSE)
 //
-// where the sums over all other keys are made on the way, and the constant drops out. A weight that is all
-// but 1 is off by as much as lse was rounded, and so is what it adds to dv: the sum of all weights of its row
-// says by how much. So no sink may have a part in that sum.
+// where the mainloop computes the sums over the other keys, and the constant cancels. P of a peak is off by
+// the rounding of LSE, and so is what it adds to dV. The row's sum of P, which should be 1, tells by how
+// much. So no sink may have a part in that sum.
 
-/// Weights above this are left out: of a row, three at most.
+/// Pairs of higher weight are peaks, at most three per row.
 constexpr float peak_weight = 0.26f;
 constexpr int most_peaks = 3;
 
-/// Of few keys more than the peaks matter, and over few queries what rounding lse does to dv does not average
-/// out. The states of such a sequence's queries are made anew, and none of its weights is a peak.
+/// With few keys the other weights matter as much as the peaks, and with few queries the rounding of LSE does
+/// not average out in dV. For such sequences the rows' states are computed again, and no pair is a peak.
 constexpr std::int64_t short_keys = 64;
 constexpr std::int64_t short_queries = 64;
 constexpr bool is_short(const Sequence& sequence) {
   return sequence.length_k <= short_keys || sequence.length_q < short_queries;
 }
 
-/// A pair that was left out.
+/// A pair of high weight that the mainloop left out.
 struct Peak {
   std::int64_t key;  // in its sequence
   float weight;
-  float gradient;  // d_o·v + shift
+  float gradient;  // dP − delta + dLSE
 };
 
-/// Of every query, [Hq, rows_q].
+/// The peaks of every query, and the sums over its other keys, [Hq, rows_q].
 struct Peaks {
-  int* count = nullptr;            // of peaks; none are looked for where this is null
-  float* rest_weight = nullptr;    // Σ weight over the other keys
-  float* rest_gradient = nullptr;  // Σ weight·(d_o·v + shift) over the other keys
+  int* count = nullptr;            // of peaks; the mainloop looks for none where this is null
+  float* rest_weight = nullptr;    // Σ P over the other keys
+  float* rest_gradient = nullptr;  // Σ P·(dP − delta + dLSE) over the other keys
   Peak* first = nullptr;           // [Hq, rows_q, most_peaks]
 
   Peaks() = default;
@@ -62,12 +63,12 @@ struct Peaks {
   }
 };
 
-/// The state of every query from o and lse. Makes dq 0, and clears the peaks. Of short sequences
-/// row_states() gives others.
+/// Computes the state of every query from O and LSE, and clears dQ and the peaks. Short sequences get other
+/// states from row_states().
 void row_states_of_outputs(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
                            const SomeHeads& heads, cudaStream_t stream);
 
-/// Adds what was left out of dq and dk, and what dv lacks.
+/// Adds what the peaks give to dQ and dK, and corrects what they gave to dV.
 void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads, cudaStream_t stream);
 
 }  // namespace tilewise::cuda::simt

@@ -10,35 +10,35 @@
 namespace tilewise::cuda::mma {
 namespace {
 
-// What the kernel over tiles needs: a few numbers a query.
+// Computes what the kernel of the gradients needs: a few numbers per query.
 
-// Raises what is largest by the rows of a block. Not a number counts as infinite.
+// Raises `largest` to the largest value of the CTA's rows. NaN counts as infinite.
 __device__ void raise(int* largest, float value) {
   __shared__ int highest;
   if (threadIdx.x == 0) highest = 0;
-  __syncthreads();  // it is 0
+  __syncthreads();  // `highest` is 0
   atomicMax(&highest, __float_as_int(value >= 0 ? value : -minus_infinity));
-  __syncthreads();  // all were there
+  __syncthreads();  // all threads have raised it
   if (threadIdx.x == 0) atomicMax(largest, highest);
 }
 
-// Clears what is added to, by so many blocks.
+// Clears the accumulator of dQ; `blocks` CTAs take part.
 __device__ void clear_sums(const AttentionCall& call, const BackwardSpace& space, std::int64_t blocks) {
   if (space.dq.data == nullptr) return;
   auto* dq = reinterpret_cast<float4*>(space.dq.data);
   const std::int64_t count =
-      call.problem.heads_q * space.dq.tiles * space.dq.eights * (QuerySums::fragment / 4);
+      call.problem.heads_q * space.dq.tiles * space.dq.eights * (DqAccumulator::fragment / 4);
   const std::int64_t step = blocks * row_threads;
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count; n += step) {
     dq[n] = {};
   }
 }
 
-// Rows that some lanes have one after another. Where they are is worked out once, and all are asked for at
-// once.
+// Consecutive rows that a group of lanes takes. Their position is computed once, and their loads are issued
+// together.
 constexpr int rows_together = 4;
 
-/// The row after one; `index` is its number.
+/// Advances from one row to the next, whose number is `index`.
 __device__ __forceinline__ void advance(const AttentionCall& call, std::int64_t index, BatchRow& row) {
   if (call.packed() || row.s + 1 == call.problem.length_q) {
     row = BatchRow::of_query(call, index);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void advance(const AttentionCall& call, std::int64_t 
   }
 }
 
-// The norms of values, which f16 needs for the scale of score gradients.
+// The norms of V's rows, from which f16 computes the scale of dS.
 template <typename T, int lanes>
 __device__ void raise_value_norms(const AttentionCall& call, const BackwardSpace& space, std::int64_t block) {
   const RowLanes<lanes> at(block);
@@ -63,14 +63,14 @@ __device__ void raise_value_norms(const AttentionCall& call, const BackwardSpace
   raise(&space.largest->v, sqrtf(at.sum(norm)));
 }
 
-// The first `query_blocks` blocks have rows of queries, the others rows of values. `share`: delta is given,
-// and o is not.
+// The first `query_blocks` CTAs take rows of O and dO, the others rows of V. `share`: the call is a share of
+// keys, which has delta in place of O.
 template <typename T, int lanes, bool share>
 __global__ void __launch_bounds__(row_threads)
     row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
                std::int64_t query_blocks) {
-  take_turn_in_chain();
-  if (weight_bits<T> > 0 && blockIdx.x >= query_blocks) {
+  join_pdl_chain();  // O, LSE, dO and dLSE are there
+  if (p_scale_bits<T> > 0 && blockIdx.x >= query_blocks) {
     return raise_value_norms<T, lanes>(call, space, blockIdx.x - query_blocks);
   }
   const RowLanes<lanes> at(blockIdx.x);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(row_threads)
     }
   }
   clear_sums(call, space, query_blocks);
-  float product = 0;  // of the row whose numbers the lane writes
+  float product = 0;  // delta of the row whose numbers this lane writes
   float largest = 0;
 #pragma unroll
   for (int n = 0; n < rows_together; ++n) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(row_threads)
     }
     sum = at.sum(sum);
     if (at.lane == n) product = sum;
-    if (weight_bits<T> > 0) {
+    if (p_scale_bits<T> > 0) {
       norm = at.sum(norm);
       largest = norm > largest || norm != norm ? norm : largest;
     }
@@ -116,12 +116,12 @@ __global__ void __launch_bounds__(row_threads)
   BatchRow row{.owned = false};
   if (at.lane < rows_together) row = BatchRow::of_query(call, index);
   const float d_lse = row.owned ? d_lse_of(call, row) : 0.0f;
-  if (weight_bits<T> > 0) {
+  if (p_scale_bits<T> > 0) {
     raise(&space.largest->d_o, sqrtf(largest));
-    __syncthreads();  // it was read
+    __syncthreads();  // `highest` was read
     raise(&space.largest->d_lse, fabsf(d_lse));
     if (call.problem.features.logit_scale) {
-      __syncthreads();  // it was read
+      __syncthreads();  // `highest` was read
       raise(&space.largest->logit, row.owned ? fabsf(logit_factor<T>(call, row.h).factor) : 0.0f);
     }
   }
@@ -131,51 +131,51 @@ __global__ void __launch_bounds__(row_threads)
   const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
   const bool unseen = lse == minus_infinity;
   const bool general = rows.offset != nullptr;
-  rows.top[index] = unseen ? -minus_infinity : general ? lse : lse * log2e;
+  rows.lse[index] = unseen ? -minus_infinity : general ? lse : lse * log2e;
   if (general) rows.offset[index] = 0;
-  rows.shift[index] = unseen ? 0.0f : d_lse - product;
+  rows.minus_delta[index] = unseen ? 0.0f : d_lse - product;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     anchor_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  take_turn_in_chain();
+  join_pdl_chain();  // row_values() has written the rows
   const RowLanes<32> at(blockIdx.x);
   const BatchRow row = BatchRow::of_query(call, at.row);
   if (!row.owned || !is_far(*reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s)))) return;
   const auto [b, i] = row.in_sequence(call);
   const FarSoftmax softmax = far_softmax<T>(call, b, row.h, i, at.lane);
   if (at.lane != 0 || !(softmax.sum > 0)) return;
-  space.rows.top[at.row] = softmax.top;
+  space.rows.lse[at.row] = softmax.top;
   space.rows.offset[at.row] = -log2f(softmax.sum);
 }
 
-/// A warp a row of query blocks: its bit, in the words of all blocks of keys that it lists.
+/// One warp per row of query blocks: sets the row's bit in the words of all key blocks that it lists.
 __global__ void __launch_bounds__(row_threads)
-    note_seen_blocks(const __grid_constant__ AttentionCall call, const SeenBlocks seen, std::int64_t rows) {
-  take_turn_in_chain();
+    mark_seen_blocks(const __grid_constant__ AttentionCall call, const SeenBlocks seen, std::int64_t rows) {
+  join_pdl_chain();  // the bits are 0
   const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   const std::int64_t heads = call.problem.heads_q;
   const std::int64_t b = row / rows / heads, h = row / rows % heads, qb = row % rows;
   if (b >= call.problem.batch) return;
-  const auto note = [&](std::int32_t count, const Indices& indices) {
+  const auto mark = [&](std::int32_t count, const Indices& indices) {
     for (int slot = static_cast<int>(threadIdx.x % 32); slot < count; slot += 32) {
       const std::int64_t kb = indices.at(b, h, qb, slot);
       if (kb < 0 || kb >= seen.key_blocks) continue;
       atomicOr(seen.of(call, b, h, kb) + qb / 32, 1u << qb % 32);
     }
   };
-  note(call.blocks.count(b, h, qb), call.blocks.indices);
+  mark(call.blocks.count(b, h, qb), call.blocks.indices);
   if (call.blocks.full_counts.data == nullptr) return;
-  note(call.blocks.full_count(b, h, qb), call.blocks.full_indices);
+  mark(call.blocks.full_count(b, h, qb), call.blocks.full_indices);
 }
 
-void note_seen_blocks_of(const AttentionCall& call, const SeenBlocks& seen, cudaStream_t stream) {
+void mark_seen_blocks_of(const AttentionCall& call, const SeenBlocks& seen, cudaStream_t stream) {
   if (seen.bits == nullptr || seen.count == 0) return;
   check_cuda(cudaMemsetAsync(seen.bits, 0, static_cast<std::size_t>(seen.count) * 4, stream),
              "tilewise mma backward");
   const std::int64_t rows = SeenBlocks::query_blocks(call);
-  launch<note_seen_blocks>(
+  launch<mark_seen_blocks>(
       {.name = "tilewise mma backward, blocks",
        .blocks = (call.problem.batch * call.problem.heads_q * rows * 32 + row_threads - 1) / row_threads,
        .threads = row_threads,
@@ -189,11 +189,11 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
   const std::int64_t queries = call.problem.heads_q * call.rows_q();
   const std::int64_t query_blocks = RowLanes<lanes>::blocks((queries + rows_together - 1) / rows_together);
   std::int64_t value_blocks = 0;
-  if constexpr (weight_bits<T> > 0) {
+  if constexpr (p_scale_bits<T> > 0) {
     check_cuda(cudaMemsetAsync(space.largest, 0, sizeof(Largest), stream), "tilewise mma backward");
     value_blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k());
   }
-  note_seen_blocks_of(call, space.seen, stream);
+  mark_seen_blocks_of(call, space.seen, stream);
   if (space.order.kept()) {
     check_cuda(cudaMemsetAsync(space.order.ticket, 0, space.order.bytes, stream), "tilewise mma backward");
   }
@@ -201,7 +201,7 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
                    .blocks = query_blocks + value_blocks,
                    .threads = row_threads,
                    .stream = stream,
-                   .early = value_blocks == 0 && !space.order.kept() && begins_early(call.problem.device)};
+                   .early = value_blocks == 0 && !space.order.kept() && has_pdl(call.problem.device)};
   call.delta.wanted ? launch<row_values<T, lanes, true>>(how, call, space, query_blocks)
                     : launch<row_values<T, lanes, false>>(how, call, space, query_blocks);
   if (features.mask != MaskKind::additive && !features.alibi) return;
@@ -209,7 +209,7 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
                           .blocks = RowLanes<32>::blocks(queries),
                           .threads = row_threads,
                           .stream = stream,
-                          .early = begins_early(call.problem.device)},
+                          .early = has_pdl(call.problem.device)},
                          call, space);
 }
 
@@ -217,12 +217,13 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
 
 std::string unsuited_backward(const AttentionProblem& problem) {
   if (problem.layout == Layout::paged) return "paged keys have no backward";
-  // The score gradients of keys that are alike sum up to 0, and that of an only key is 0. Here they would be
-  // what d_o·v and d_o·o differ by.
+  // dS of equal keys sums to 0, and so does dS of an only key. Here it would be the difference of dP and
+  // delta, which is their rounding error.
   if (problem.backward.repeated_keys) return "backward does not support keys or values that repeat one row";
   if (problem.most_keys <= 1) return "backward " + needs("at least 2 keys per query", problem.most_keys);
-  // delta has the rounding of O. Where one key has nearly all of a row's weight, dS is no larger than that;
-  // few rows may all be of this kind, and nothing averages out. PyTorch's path takes delta from P and dP.
+  // delta has the rounding error of O. Where one key has nearly all of a row's weight, dS is no larger than
+  // that error. If there are few rows, all may be of this kind, and nothing averages out. PyTorch's path
+  // computes delta from P and dP.
   constexpr std::int64_t few_rows = 128;
   const std::int64_t rows = problem.heads_q * problem.queries;
   if (rows < few_rows) {

@@ -23,7 +23,7 @@ __device__ double sum_of_head(const AttentionCall& call, std::int64_t h, const V
     }
   }
   sums[threadIdx.x] = sum;
-  __syncthreads();  // all sums are there
+  __syncthreads();  // the sums of all threads are there
   for (int n = 1; threadIdx.x == 0 && n < sum_threads; ++n) sum += sums[n];
   return sum;
 }
@@ -31,7 +31,7 @@ __device__ double sum_of_head(const AttentionCall& call, std::int64_t h, const V
 __global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call, const RowStates states) {
   const std::int64_t h = blockIdx.x;
   const double sum = sum_of_head(call, h, [&](std::int64_t b, std::int64_t row) {
-    if (states.inverse[row] == 0) return 0.0;  // saw nothing
+    if (states.inverse[row] == 0) return 0.0;  // it sees no key
     return exp(call.sinks.at(b, h) - static_cast<double>(states.top[row])) *
            static_cast<double>(states.inverse[row]) * static_cast<double>(states.shift[row]);
   });
@@ -47,7 +47,7 @@ __global__ void logit_scale_kernel(const __grid_constant__ AttentionCall call, c
   reinterpret_cast<float*>(call.dlogit_scale)[h * call.dlogit_scale_stride] = static_cast<float>(sum);
 }
 
-// A warp per query. Rows that no sequence owns are not read afterwards.
+// One warp per query. Rows that no sequence owns are not read afterwards.
 __global__ void logit_scale_rows_kernel(const __grid_constant__ AttentionCall call, const Rows dq,
                                         float* rows) {
   const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
@@ -70,12 +70,12 @@ __global__ void logit_scale_rows_kernel(const __grid_constant__ AttentionCall ca
   for (std::int64_t d = threadIdx.x % 32; d < call.problem.dim_qk; d += 32) dq_row[d] *= logit;
 }
 
-// Rows of every head of a tensor: packed ones, or keys of an entry.
+// A tensor whose unused rows are cleared: packed rows that no sequence owns, or keys past an entry's length.
 struct Unused {
   Rows rows;
   std::int64_t heads = 0;
   std::int64_t dim = 0;
-  std::int64_t capacity = 0;  // rows of a head, or of a head and entry
+  std::int64_t capacity = 0;  // rows per head, or per head and entry
   bool of_queries = false;
 
   __device__ bool has(const AttentionCall& call, std::int64_t b, std::int64_t s) const {
@@ -84,19 +84,19 @@ struct Unused {
   }
 };
 
-// A block has some rows of a head: each thread looks at one, then they share the clearing.
+// A CTA takes clear_threads rows of a head: each thread checks one row, then all clear the unused ones.
 constexpr int clear_threads = 64;
 
 __global__ void __launch_bounds__(clear_threads)
     clear_unused_rows(const __grid_constant__ AttentionCall call, const Unused what) {
   __shared__ bool unused_smem[clear_threads];
-  const std::int64_t parts = (what.capacity + clear_threads - 1) / clear_threads;
-  const std::int64_t first = blockIdx.x % parts * clear_threads;
-  const std::int64_t h = blockIdx.x / parts % what.heads;
-  const std::int64_t b = blockIdx.x / parts / what.heads;
+  const std::int64_t row_groups = (what.capacity + clear_threads - 1) / clear_threads;
+  const std::int64_t first = blockIdx.x % row_groups * clear_threads;
+  const std::int64_t h = blockIdx.x / row_groups % what.heads;
+  const std::int64_t b = blockIdx.x / row_groups / what.heads;
   const std::int64_t own = first + threadIdx.x;
   unused_smem[threadIdx.x] = own < what.capacity && what.has(call, b, own);
-  __syncthreads();  // all rows were looked at
+  __syncthreads();  // all rows were checked
   for (int r = 0; r < clear_threads; ++r) {
     if (!unused_smem[r]) continue;
     std::byte* row = what.rows.at(b, h, first + r);

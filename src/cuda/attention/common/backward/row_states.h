@@ -4,18 +4,17 @@
 
 namespace tilewise::cuda::simt {
 
-/// What backward knows of a query before it meets a key: weights are exp(s − top)·inverse, and the gradient
-/// of a score is weight·(d_o·v + shift).
+/// What backward knows of a query before it meets a key: P = exp(s − top)·inverse, and dS = P·(dP + shift).
 struct RowState {
-  float top;      ///< the highest score, or lse
-  float inverse;  ///< 1 / Σ exp(s − top), the sink included; 1 with lse
-  float shift;    ///< d_lse − Σ weight·(d_o·v)
+  float top;      ///< the highest score, or LSE
+  float inverse;  ///< 1 / Σ exp(s − top), the sink included; 1 where `top` is LSE
+  float shift;    ///< dLSE − delta, where delta = Σ P·dP
 
-  /// Of a query that saw nothing, or is not there.
+  /// The state of a query that sees no key, or that does not exist.
   static constexpr RowState unseen() { return {__builtin_huge_valf(), 0, 0}; }
 };
 
-/// [Hq, rows_q] of each.
+/// One number per query each, [Hq, rows_q].
 struct RowStates {
   float* top;
   float* inverse;

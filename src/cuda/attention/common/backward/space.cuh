@@ -13,32 +13,32 @@
 
 namespace tilewise::cuda::mma {
 
-// What the kernels of a backward call share, in its workspace.
+// What the kernels of a backward call share in the workspace.
 
-/// Of every query, [Hq, rows_q] each.
+/// One number per query each, [Hq, rows_q].
 struct RowValues {
-  float* top =
-      nullptr;  ///< lse, in exponents of 2 where the kernel is plain; infinite for a query that saw nothing
-  float* offset = nullptr;  ///< what joins exponents of 2, in the general kernel: see anchor_rows
-  float* shift = nullptr;   ///< d_lse − d_o·o
+  /// LSE, times log2 e where the kernel is plain; infinite for a query that sees no key.
+  float* lse = nullptr;
+  float* offset = nullptr;       ///< what the general kernel adds to exponents of 2, see anchor_rows
+  float* minus_delta = nullptr;  ///< dLSE − delta
 };
 
-/// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
-/// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,
-/// v and d_lse allow. bf16 has the range of f32.
+/// f16 is less exact below 6e-5, where P and dS often are. So they are scaled by powers of two in f16: P by
+/// the constant 2^p_scale_bits, dS by what the largest of dO, V and dLSE allow. bf16 has the range of f32 and
+/// needs neither.
 struct Largest {
-  int d_o = 0;  ///< norm of a row, as the bits of a float, which compare as it does
+  int d_o = 0;  ///< norm of a row, as the bits of a float; they compare as the numbers do
   int v = 0;
   int d_lse = 0;
-  int logit = 0;  ///< a head's logit scale, where there are any
+  int logit = 0;  ///< a head's logit scale, where the call has logit scales
 };
 template <typename T>
-inline constexpr int weight_bits = 0;
+inline constexpr int p_scale_bits = 0;
 template <>
-inline constexpr int weight_bits<__half> = 14;
+inline constexpr int p_scale_bits<__half> = 14;
 
-/// What dS is multiplied by for the logit scale of a head, and whether that is the scale. f16 has no room for
-/// small ones.
+/// What dS is multiplied by for the logit scale of a head, and whether that is the scale itself. f16 has no
+/// room for dS times a small scale.
 struct LogitFactor {
   float factor;
   bool own;
@@ -46,11 +46,11 @@ struct LogitFactor {
 template <typename T>
 __device__ __forceinline__ LogitFactor logit_factor(const AttentionCall& call, std::int64_t head) {
   const auto logit = static_cast<float>(call.logit_scale.at(0, head));
-  const float factor = differentiable(logit, weight_bits<T> > 0 ? 0x1p-20f : 0.0f);
+  const float factor = differentiable(logit, p_scale_bits<T> > 0 ? 0x1p-20f : 0.0f);
   return {factor, factor == logit};
 }
 
-/// The power of two by which score gradients are multiplied.
+/// The power of two by which dS is multiplied, and its inverse.
 struct GradientScale {
   float up = 1;
   float down = 1;
@@ -58,32 +58,32 @@ struct GradientScale {
 template <typename T>
 __device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, float keep_scale,
                                                         bool logit_scale = false) {
-  if constexpr (weight_bits<T> == 0) {
+  if constexpr (p_scale_bits<T> == 0) {
     return {};
   } else {
-    // |d_o·v − d_o·o| is at most twice the product of the norms, and what dropout multiplies it by.
+    // |dP − delta| is at most twice the product of the norms of dO and V, times the factor of dropout.
     float bound = fmaf(2 * keep_scale * __int_as_float(largest->d_o), __int_as_float(largest->v),
                        __int_as_float(largest->d_lse));
     if (logit_scale) bound *= fmaxf(1.0f, __int_as_float(largest->logit));
     if (!(bound > 0) || isinf(bound)) return {};
-    const int bits = max(-100, min(100, 14 - ilogbf(bound)));  // below 2^15, half of what f16 holds
+    const int bits = max(-100, min(100, 14 - ilogbf(bound)));  // dS stays below 2^15, half of what f16 holds
     return {exp2f(static_cast<float>(bits)), exp2f(static_cast<float>(-bits))};
   }
 }
 
-/// Where dq is summed up. Its elements lie as fragments of a product have them, 16 queries by 8 dims, so that
-/// a lane adds the four it has at once: [Hq, tiles of 16 queries, eights of dims, 32 lanes, 4]. Every
-/// sequence, and with a block mask every row of query blocks, begins with a tile of its own.
-struct QuerySums {
+/// The f32 accumulator of dQ in global memory. It is stored as accumulator fragments of 16 queries by 8 dims,
+/// so that a lane adds its four elements at once: [Hq, tiles of 16 queries, eights of dims, 32 lanes, 4].
+/// Every sequence, and with a block mask every row of query blocks, starts at a tile of its own.
+struct DqAccumulator {
   static constexpr int fragment = 128;
   float* data = nullptr;
-  std::int64_t tiles = 0;  ///< a head
+  std::int64_t tiles = 0;  ///< per head
   int eights = 0;
 
   static constexpr std::int64_t run(const AttentionCall& call) {
     return call.problem.features.block_mask ? call.blocks.block_q : call.problem.length_q;
   }
-  /// Of one entry.
+  /// Tiles of one batch entry.
   static constexpr std::int64_t entry_tiles(const AttentionCall& call) {
     const std::int64_t length = std::max<std::int64_t>(run(call), 1);
     return (call.problem.length_q + length - 1) / length * ((length + 15) / 16);
@@ -100,34 +100,35 @@ struct QuerySums {
   }
 };
 
-/// The order in which blocks add to dq where it is to be the same each time: a tile of queries is added to by
-/// one block of keys after another. Whoever is done with it says so.
+/// The order in which CTAs add to dQ where its bits must be the same each time: the CTAs of the K tiles add
+/// to a Q tile one after another, and each raises a flag when it is done.
 struct Order {
-  std::uint32_t* ticket = nullptr;  ///< blocks that have begun: they wait for those alone that began before
-  std::uint32_t* done =
-      nullptr;            ///< [Hq, tiles of 16 queries], for the first of a block's tile: how many were
-  std::size_t bytes = 0;  ///< of both
+  /// How many CTAs have started. A CTA waits only for those that started before it.
+  std::uint32_t* ticket = nullptr;
+  /// [Hq, tiles of 16 queries]: how many CTAs have added to the Q tile that starts there.
+  std::uint32_t* done = nullptr;
+  std::size_t bytes = 0;  ///< of ticket and flags
 
   constexpr bool kept() const { return ticket != nullptr; }
 };
 
-/// Sums of dk and dv of several blocks that share a tile of keys, a row each of [shares, Hkv, rows_k]. They
-/// are joined in their order.
+/// Partial dK and dV of CTAs that share a K tile, one row for each of [shares, Hkv, rows_k]. They are summed
+/// in the order of the shares.
 struct KeyShares {
   int count = 1;
-  std::int64_t keys = 0;  ///< Hkv · rows_k
+  std::int64_t keys = 0;  ///< rows of a share: Hkv · rows_k
   float* dk = nullptr;    ///< rows of row_floats(dim_qk)
   float* dv = nullptr;
 
-  /// Rows are filled up to 16 bytes.
+  /// Rows are padded to 16 bytes.
   static constexpr std::int64_t row_floats(std::int64_t dims) { return (dims + 3) / 4 * 4; }
 };
 
-/// With a block mask: which rows of query blocks list a block of keys, a bit each. The mask's lists are by
-/// rows of query blocks, and a block that keeps keys would have to look through all of them.
+/// With a block mask: for each key block, which rows of query blocks list it, as bits. The lists of the mask
+/// are by rows of query blocks, so a CTA that keeps a K tile would have to search all of them.
 struct SeenBlocks {
-  std::uint32_t* bits = nullptr;  ///< [B, Hq, key blocks, words]; null where blocks are so small that there
-                                  ///< would be more of these than there is of q
+  /// [B, Hq, key blocks, words]; null where blocks are so small that this would be larger than Q.
+  std::uint32_t* bits = nullptr;
   std::int64_t key_blocks = 0;
   std::int64_t words = 0;
   std::int64_t count = 0;  ///< of all words
@@ -154,27 +155,27 @@ struct SeenBlocks {
 struct BackwardSpace {
   RowValues rows;
   Largest* largest = nullptr;
-  QuerySums dq;  ///< before the score's scale
-  Order order;   ///< where dq is to be the same each time
+  DqAccumulator dq;  ///< without the score's scale
+  Order order;       ///< null unless the call is deterministic
   KeyShares shares;
   SeenBlocks seen;
   simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
-  float* logit_rows = nullptr;  ///< [Hq, rows_q]: what queries give to dlogit_scale
+  float* logit_rows = nullptr;  ///< [Hq, rows_q]: what each query adds to dlogit_scale
   std::size_t bytes = 0;
 
   BackwardSpace(const AttentionCall& call, void* data, int share_count) {
     Arena arena(data);
     const std::int64_t queries = call.problem.heads_q * call.rows_q();
     const std::int64_t keys = call.problem.heads_kv * call.rows_k();
-    rows = {.top = arena.take<float>(queries),
+    rows = {.lse = arena.take<float>(queries),
             .offset = general_backward(call) ? arena.take<float>(queries) : nullptr,
-            .shift = arena.take<float>(queries)};
+            .minus_delta = arena.take<float>(queries)};
     largest = arena.take<Largest>(1);
-    dq.tiles = QuerySums::tiles_of(call);
+    dq.tiles = DqAccumulator::tiles_of(call);
     if (call.dq.wanted) {
       dq.eights = static_cast<int>((call.problem.dim_qk + 7) / 8);
-      dq.data = arena.take<float>(call.problem.heads_q * dq.tiles * dq.eights * QuerySums::fragment);
+      dq.data = arena.take<float>(call.problem.heads_q * dq.tiles * dq.eights * DqAccumulator::fragment);
     }
     if (call.deterministic && call.dq.wanted) {
       const std::int64_t words = 1 + call.problem.heads_q * dq.tiles;
@@ -198,7 +199,7 @@ struct BackwardSpace {
   static bool needs_states(const AttentionCall& call) {
     return call.problem.features.mask_gradient || call.dsinks != nullptr;
   }
-  /// Where what is kept of key `s` of k's rows is, in [Hkv, rows_k].
+  /// The index of key `s` of K's rows in [Hkv, rows_k].
   __device__ static std::int64_t key_row(const AttentionCall& call, std::int64_t b, std::int64_t h,
                                          std::int64_t s) {
     return h * call.rows_k() + (call.packed() ? s : b * call.problem.length_k + s);

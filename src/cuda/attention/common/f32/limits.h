@@ -9,9 +9,10 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-/// What f32, whose numbers are split, does not take. The two parts of a number have a bit less than it, which
-/// shows where a result has few terms; and where all values are one row, which is the result: what the sum of
-/// weights has lost is all that it is off, and the path's weights lose next to nothing.
+/// Why the kernels that split f32 numbers cannot take a problem; empty where they can. The two parts of a
+/// number have one bit less than f32. That shows where a result has few terms. It also shows where all rows
+/// of V are equal: O is then that row, its error is what the sum of P has lost, and PyTorch's path loses next
+/// to nothing there.
 inline std::string unsuited(const AttentionProblem& problem) {
   constexpr std::int64_t few_dims = 32;
   constexpr std::int64_t few_queries = 32;
@@ -34,9 +35,9 @@ inline std::string unsuited(const AttentionProblem& problem) {
   return {};
 }
 
-/// Splitting f32 costs a pass over all numbers, which few pairs of query and key do not pay back: on an H200,
-/// with 32 heads of 256 queries and keys fused's forward was 1.1 to 1.4 times as fast as mma's, with 512 of
-/// them 0.84 to 1.16 times.
+/// Splitting f32 costs a pass over Q, K and V, which does not pay off with few pairs of query and key. On an
+/// H200 with 32 heads, fused's forward was 1.1 to 1.4 times as fast as mma's with 256 queries and keys, and
+/// 0.84 to 1.16 times with 512 of them.
 inline std::string too_few_pairs(const AttentionProblem& problem) {
   constexpr std::int64_t few_pairs = std::int64_t{1} << 22;
   return problem.queries * problem.heads_q * problem.most_keys < few_pairs

@@ -5,18 +5,18 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-// Products of split numbers: the sum of those of the parts that matter, low·high, high·low and high·high.
-// Tensor cores truncate their sums, which shows from about 32 terms on. So sums are made anew for every 32
-// terms and added up in ordinary f32.
+// Products of split numbers: low·high + high·low + high·high; low·low is too small to matter. Tensor cores
+// truncate when they accumulate, which shows from about 32 terms on. So an accumulator takes 32 terms, and is
+// then added to the sum in ordinary f32.
 
-/// Steps of 16 terms that tensor cores sum.
-inline constexpr int run = 2;
+/// Steps of 16 terms that one accumulator takes.
+inline constexpr int steps_per_sum = 2;
 
-/// A fragment of each part.
+/// One fragment of each part.
 template <auto c>
 using Parts = std::uint32_t[c.parts][4];
 
-/// Fragments of some row tiles that are 16 rows apart.
+/// Loads the fragments of row tiles that are 16 rows apart.
 template <auto c, int part_bytes>
 __device__ __forceinline__ void load_rows(Parts<c> (&to)[c.row_tiles], const MatrixPointer<c.dim>& at,
                                           int step) {
@@ -29,19 +29,20 @@ __device__ __forceinline__ void load_rows(Parts<c> (&to)[c.row_tiles], const Mat
   }
 }
 
-/// sum += a b over some steps of 16 terms, small products first, since it is at a sum's full size that
-/// truncation takes most: some fragments of b, of 16 columns each, and all row tiles of a. Products of one
-/// sum wait for each other, so those of all sums are made by turns. The first of a sum overwrites it where
-/// `anew`.
+/// sum += A·B over `steps` steps of 16 terms, for `count` fragments of B of 16 columns and all row tiles of
+/// A. Products of low parts come first, because truncation takes most when the sum has its full size.
+/// Products of one accumulator wait for each other, so those of all accumulators are interleaved. With
+/// `overwrites` the first product of an accumulator overwrites it.
 template <int parts, int row_tiles, int count, int steps>
 __device__ __forceinline__ void add_products(float (&sum)[count][row_tiles][2][4],
                                              const std::uint32_t (&a)[steps][row_tiles][parts][4],
-                                             const std::uint32_t (&b)[steps][count][parts][4], bool anew) {
-  // What a factor's part is, by product.
-  constexpr int of_a[] = {1, 0, 0};
-  constexpr int of_b[] = {0, 1, 0};
+                                             const std::uint32_t (&b)[steps][count][parts][4],
+                                             bool overwrites) {
+  // The part of A and of B in each of the three products.
+  constexpr int part_of_a[] = {1, 0, 0};
+  constexpr int part_of_b[] = {0, 1, 0};
   constexpr int first = parts == 2 ? 0 : 2;
-  constexpr int low = steps * (2 - first);  // products before those of high parts
+  constexpr int low = steps * (2 - first);  // products with a low part
 #pragma unroll
   for (int index = 0; index < low + steps; ++index) {
     const int step = index < low ? index / 2 : index - low;
@@ -52,9 +53,9 @@ __device__ __forceinline__ void add_products(float (&sum)[count][row_tiles][2][4
       for (int r = 0; r < row_tiles; ++r) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const std::uint32_t(&from)[4] = a[step][r][of_a[product]];
-          const std::uint32_t(&with)[4] = b[step][n][of_b[product]];
-          if (anew && index == 0) {
+          const std::uint32_t(&from)[4] = a[step][r][part_of_a[product]];
+          const std::uint32_t(&with)[4] = b[step][n][part_of_b[product]];
+          if (overwrites && index == 0) {
             product_of_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
           } else {
             multiply_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
@@ -65,12 +66,12 @@ __device__ __forceinline__ void add_products(float (&sum)[count][row_tiles][2][4
   }
 }
 
-/// s = a bᵀ over all dims, b being a tile of c.keys rows: `get` gives fragments of a.
+/// S = A·Bᵀ over all dims. B is a tile of c.keys rows in shared memory, and `get` gives fragments of A.
 template <auto c, int part_bytes, typename Get>
 __device__ __forceinline__ void multiply_tile(float (&s)[c.row_tiles][c.keys / 8][4], const Get& get,
                                               std::uint32_t tile_smem) {
   constexpr int count = c.keys_at_once / 16;
-  constexpr int steps = c.parts == 2 ? run : c.dim / 16;
+  constexpr int steps = c.parts == 2 ? steps_per_sum : c.dim / 16;
   const auto b_at = MatrixPointer<c.dim>::by_columns(tile_smem);
 #pragma unroll
   for (int first = 0; first < c.dim / 16; first += steps) {
@@ -106,21 +107,21 @@ __device__ __forceinline__ void multiply_tile(float (&s)[c.row_tiles][c.keys / 8
   }
 }
 
-/// Weights of a tile of c.keys rows as factors of a product.
+/// P or dS of a tile of c.keys columns, as fragments of operand A.
 template <auto c>
-using Weights = Parts<c>[c.keys / 16][c.row_tiles];
+using ScoreFragments = Parts<c>[c.keys / 16][c.row_tiles];
 
-/// sum += factor · weights · b, b being a tile of c.keys rows. With one part tensor cores add to the sum
-/// itself, and the factor is in the weights.
+/// sum += factor · P·B, where B is a tile of c.keys rows in shared memory. With one part, tensor cores add to
+/// the sum itself, and P has the factor already.
 template <auto c, int part_bytes>
-__device__ __forceinline__ void add_tile(float (&sum)[c.row_tiles][c.dim / 8][4], const Weights<c>& weights,
+__device__ __forceinline__ void add_tile(float (&sum)[c.row_tiles][c.dim / 8][4], const ScoreFragments<c>& p,
                                          std::uint32_t tile_smem, float factor) {
   constexpr int count = c.dims_at_once / 16;
   const auto b_at = MatrixPointer<c.dim>::by_rows(tile_smem);
 #pragma unroll
   for (int some = 0; some < c.dim / 16; some += count) {
     float part[count][c.row_tiles][2][4];
-    // What of the sum this is: element x of fragment e of row tile r, of dims some + n.
+    // Calls `body` with each element of the sum and the same one of its accumulator.
     const auto each = [&](const auto& body) {
 #pragma unroll
       for (int n = 0; n < count; ++n) {
@@ -141,25 +142,25 @@ __device__ __forceinline__ void add_tile(float (&sum)[c.row_tiles][c.dim / 8][4]
 #pragma unroll
       for (int n = 0; n < c.steps_at_once * count * c.parts; ++n) {
         const int more = n / c.parts / count, dim = n / c.parts % count;
-        load_matrices_turned(b[more][dim][n % c.parts],
-                             b_at.at(16 * (step + more), some + dim) + n % c.parts * part_bytes);
+        load_matrices_transposed(b[more][dim][n % c.parts],
+                                 b_at.at(16 * (step + more), some + dim) + n % c.parts * part_bytes);
       }
-      const auto& factors = reinterpret_cast<const Parts<c>(&)[c.steps_at_once][c.row_tiles]>(weights[step]);
+      const auto& factors = reinterpret_cast<const Parts<c>(&)[c.steps_at_once][c.row_tiles]>(p[step]);
       add_products(part, factors, b, c.parts == 2 && step == 0);
     }
     each([&](float& to, const float& more) { to = c.parts == 1 ? more : fmaf(more, factor, to); });
   }
 }
 
-/// A sum of products with rows that are times 2^exponent, tile by tile another.
+/// The sum of products with tiles whose numbers are scaled by 2^exponent, an exponent per tile.
 template <auto c>
 struct ScaledSum {
   float sum[c.row_tiles][c.dim / 8][4] = {};
-  int exponent = 254;  ///< the sum is times two to this; more than any tile's where there was none
+  int exponent = 254;  ///< the sum is scaled by 2^exponent; at first higher than any tile's
 
-  /// Makes the sum follow a tile whose numbers are larger than those before; gives what is left to multiply
-  /// the tile's products by.
-  __device__ float follow(int tile_exponent) {
+  /// Lowers the sum's exponent to that of a tile with larger numbers than those before. Returns the factor of
+  /// the tile's products.
+  __device__ float rescale_for(int tile_exponent) {
     if (tile_exponent < exponent) {
       const float rescale = power_of_two(max(tile_exponent - exponent, -126));
       exponent = tile_exponent;
@@ -169,7 +170,7 @@ struct ScaledSum {
     }
     return power_of_two(max(exponent - tile_exponent, -126));
   }
-  /// Two powers whose product is 2^-exponent, which may be too large itself.
+  /// Two powers of two whose product is 2^-exponent, which alone may overflow.
   struct Powers {
     float first, second;
   };
@@ -177,7 +178,7 @@ struct ScaledSum {
     const int half = exponent / 2;
     return {power_of_two(-half), power_of_two(half - exponent)};
   }
-  /// x · 2^-exponent, x being of the sum's size.
+  /// x · 2^-exponent, where x is as large as the sum.
   __device__ float scaled_back(float x) const {
     const auto [first, second] = powers_back();
     return x * first * second;

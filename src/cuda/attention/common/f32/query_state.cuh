@@ -9,38 +9,39 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-// What warps do with their queries, whichever instructions make the products.
+// The forward kernels of sm80 and sm90 for split f32 share this: a warp's queries and their online softmax.
 
+using mma::ForwardGrid;
 using mma::hide;
 using mma::Place;
-using mma::QueryBlocks;
 using mma::QueryRows;
 using mma::Scores;
 using mma::seen_by_warp;
 
-/// Weights are multiplied by this before they are split, so that what f16 loses of low ones is 2^-37 of 1 at
-/// most. In an exponent of 2 it would cost digits. The maximum that weights are relative to may be 2^3 too
-/// low; they reach 2^15 then.
-inline constexpr int weight_scale_bits = 12;
-inline constexpr float weight_scale = 1 << weight_scale_bits;
+/// P is multiplied by this before it is split, so that f16 loses at most 2^-37 of a low P. Added to the
+/// exponent of 2 instead, it would cost digits. The row's maximum may be up to 2^slack too low, so P reaches
+/// 2^15.
+inline constexpr int p_scale_log2 = 12;
+inline constexpr float p_scale = 1 << p_scale_log2;
 inline constexpr float slack = 3;
-/// Where one part's weights have a smaller factor, too few digits are left of them if no others count.
+/// With one part, P is multiplied by a factor per tile. With a smaller factor than this, too few digits of P
+/// are left if no other tile counts.
 inline constexpr float least_factor = 0x1p-16f;
 
-/// A warp's queries and the sums of their softmax.
+/// The queries of a warp, with O and the sums of their softmax.
 template <auto c>
 struct QueryState {
   const AttentionCall& call;
   const QueryRows& rows;
   const Place<c> place{};
-  const float unit;  ///< from products to exponents of 2
+  const float scale_log2;  ///< turns a product q·k into an exponent of 2
   ScaledSum<c> o;
-  float maximum[c.row_tiles][2];  ///< what weights are relative to, in log2 e
-  float sum[c.row_tiles][2];      ///< of the lane's own weights; with one part times weight_scale
+  float maximum[c.row_tiles][2];  ///< that P is relative to, in units of log2 e
+  float sum[c.row_tiles][2];      ///< of the lane's own P; with one part times p_scale
   int row_exponents[c.row_tiles][2];
 
   __device__ QueryState(const AttentionCall& call_, const QueryRows& rows_)
-      : call(call_), rows(rows_), unit(static_cast<float>(call.scale * 1.4426950408889634)) {
+      : call(call_), rows(rows_), scale_log2(static_cast<float>(call.scale * 1.4426950408889634)) {
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -51,24 +52,24 @@ struct QueryState {
     }
   }
 
-  /// Splits the warp's queries into parts that lie as `Tile` says; gives whether they fit.
+  /// Splits the warp's queries into parts, laid out by `Tile`. Returns whether they fit.
   template <typename Tile>
   __device__ bool load_queries(std::byte* q_smem, int* exponents_smem) {
-    constexpr int lanes = std::min(32, Tile::chunks);  // of a row
+    constexpr int lanes = std::min(32, Tile::chunks);  // per row
     constexpr int at_once = 32 / lanes;
     const auto dims = static_cast<int>(call.problem.dim_qk);
     const bool aligned = aligned_fours(call.q);
     const int chunk = place.lane % lanes;
     bool loses = false;
-    constexpr int batch = 8;  // loads under way
+    constexpr int batch = 8;  // loads in flight
     static_assert(c.warp_rows() % (batch * at_once) == 0 || c.warp_rows() < batch * at_once);
     constexpr int rounds = std::min(batch, c.warp_rows() / at_once);
 #pragma unroll 1
     for (int first = 0; first < c.warp_rows(); first += rounds * at_once) {
       const int first_row = place.first_row() + first + place.lane / lanes;
       float x[rounds][8];
-      // Instructions of what is seldom done are kept out of the rounds: they would have to come from memory
-      // nevertheless, and a block's first take longer than what they do.
+      // The general case is a branch of its own and not inside the rounds. Its instructions would be fetched
+      // even if skipped, and a CTA's first instructions take longer to fetch than to execute.
       if (aligned && dims % 8 == 0 && rows.heads == 1) {
         const float* from = rows.float_of(call.q, first_row) + chunk * 8;
         const int present = chunk * 8 < dims ? rows.count() - first_row : 0;
@@ -93,7 +94,7 @@ struct QueryState {
 #pragma unroll
         for (int m = 0; m < 8; ++m) largest[n] = fmaxf(largest[n], fabsf(x[n][m]));
       }
-      // Those of all rounds by turns: each exchange waits for the one before it.
+      // The shuffles of all rounds are interleaved, because each waits for the one before it.
 #pragma unroll
       for (int apart = lanes / 2; apart > 0; apart /= 2) {
 #pragma unroll
@@ -115,7 +116,7 @@ struct QueryState {
         if (chunk == 0) exponents_smem[row] = exponent;
       }
     }
-    __syncwarp();  // the warp's rows are there
+    __syncwarp();  // the warp's rows are in shared memory
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -124,14 +125,14 @@ struct QueryState {
     return !__any_sync(~0u, loses) || !harmful<Tile>(q_smem, exponents_smem);
   }
 
-  /// Eight numbers of a query; zeros past the last.
+  /// Eight numbers of a query; 0 past the last query.
   __device__ __forceinline__ void load_row(float (&x)[8], int row, int chunk, int dims) const {
     const bool present = row < rows.count();
     load_eight(x, rows.float_of(call.q, present ? row : 0), chunk * 8, present ? dims : 0, false);
   }
 
-  /// Whether what the warp's queries lose does harm. Most warps have fewer numbers that lose anything than
-  /// would matter; the others read theirs once more.
+  /// Whether the digits that the warp's queries lose do harm. Most warps have too few such numbers to matter;
+  /// the others read their queries once more and count.
   template <typename Tile>
   __device__ bool harmful(const std::byte* q_smem, const int* exponents_smem) const {
     constexpr int lanes = std::min(32, Tile::chunks);
@@ -161,16 +162,17 @@ struct QueryState {
     return losses.harmful();
   }
 
-  /// Raises the maxima where they are more than `slack` too low. `units` are what turns the tile's products
-  /// into exponents of 2.
-  __device__ void raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2]) {
+  /// Raises the maxima where they are more than `slack` too low. `scales_log2` turn the tile's products into
+  /// exponents of 2.
+  __device__ void raise_maxima(const Scores<c>& s, const float (&scales_log2)[c.row_tiles][2]) {
     float highest[c.row_tiles][2];  // of the lane's own keys
     bool rises = false;
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        highest[r][half] = highest_of<MmaView<c.row_tiles, c.keys / 8>>(s, 2 * r + half) * units[r][half];
+        highest[r][half] =
+            highest_of<MmaView<c.row_tiles, c.keys / 8>>(s, 2 * r + half) * scales_log2[r][half];
         rises |= highest[r][half] > maximum[r][half] + slack;
       }
     }
@@ -188,15 +190,16 @@ struct QueryState {
     }
   }
 
-  /// The weights of a tile, times weight_scale, split; one part alone has `factor`, a power of two, as well.
-  __device__ void weigh(Weights<c>& weights, const Scores<c>& s, const float (&units)[c.row_tiles][2],
-                        float factor) {
-    // Of one part both are in the exponent: it does not need the digits that this costs.
+  /// P of a tile, times p_scale, split into parts. With one part, P is also multiplied by `factor`, a power
+  /// of two.
+  __device__ void exponentiate(ScoreFragments<c>& p, const Scores<c>& s,
+                               const float (&scales_log2)[c.row_tiles][2], float factor) {
+    // With one part, p_scale and the factor are added to the exponent: TF32 can spare the digits.
     const int factor_bits = (__float_as_int(factor) >> 23) - 127;
-    const float shift = c.parts == 1 ? static_cast<float>(weight_scale_bits + factor_bits) : 0.0f;
+    const float shift = c.parts == 1 ? static_cast<float>(p_scale_log2 + factor_bits) : 0.0f;
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
-      const float tops[2] = {maximum[r][0] - shift, maximum[r][1] - shift};
+      const float maxima[2] = {maximum[r][0] - shift, maximum[r][1] - shift};
       float sums[2] = {};
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
@@ -204,15 +207,15 @@ struct QueryState {
         for (int n = 0; n < 4; ++n) {  // eight keys n / 2 of the step, row half n % 2
           const int half = n % 2;
           const float(&four)[4] = s[r][2 * step + n / 2];
-          const float low = exp2_approx(fmaf(four[2 * half], units[r][half], -tops[half]));
-          const float high = exp2_approx(fmaf(four[2 * half + 1], units[r][half], -tops[half]));
+          const float low = exp2_approx(fmaf(four[2 * half], scales_log2[r][half], -maxima[half]));
+          const float high = exp2_approx(fmaf(four[2 * half + 1], scales_log2[r][half], -maxima[half]));
           sums[half] += low + high;
           if constexpr (c.parts == 1) {
-            weights[step][r][0][n] = pack<__half>(low, high);
+            p[step][r][0][n] = pack<__half>(low, high);
           } else {
-            const Pair two = split_two(low * weight_scale, high * weight_scale);
-            weights[step][r][0][n] = two.high;
-            weights[step][r][1][n] = two.low;
+            const Pair two = split_two(low * p_scale, high * p_scale);
+            p[step][r][0][n] = two.high;
+            p[step][r][1][n] = two.low;
           }
         }
       }
@@ -222,33 +225,33 @@ struct QueryState {
     }
   }
 
-  /// What turns products with a tile's keys into exponents of 2.
-  __device__ void find_units(float (&units)[c.row_tiles][2], int k_exponent) const {
+  /// The factors that turn products with a K tile into exponents of 2.
+  __device__ void find_scales_log2(float (&scales_log2)[c.row_tiles][2], int k_exponent) const {
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        units[r][half] = scaled_up_to(unit, -k_exponent - row_exponents[r][half]);
+        scales_log2[r][half] = scaled_up_to(scale_log2, -k_exponent - row_exponents[r][half]);
       }
     }
   }
 
-  /// Joins a row's sink and writes its lse; gives what its sums are to be multiplied by.
-  __device__ float end_row(int r, int half) {
+  /// Joins a row's sink to its softmax and writes its LSE. Returns the factor of the row's sum of P·V.
+  __device__ float finish_row(int r, int half) {
     constexpr float ln2 = 0.693147180559945f;
-    constexpr float ln2_rest = 0.693147180559945309417 - static_cast<double>(0.693147180559945f);
+    constexpr float ln2_low = 0.693147180559945309417 - static_cast<double>(0.693147180559945f);
     const int row = place.row(r, half);
-    const float own_sum = row_sum(sum[r][half]) * (c.parts == 1 ? 1 / weight_scale : 1.0f);
+    const float row_total = row_sum(sum[r][half]) * (c.parts == 1 ? 1 / p_scale : 1.0f);
     if (row >= rows.count()) return 0;
     const float top = maximum[r][half];
-    float lse = own_sum == 0 ? minus_infinity : fmaf(top, ln2, fmaf(top, ln2_rest, logf(own_sum)));
-    float inverse = own_sum == 0 ? 0.0f : 1 / (own_sum * weight_scale);
+    float lse = row_total == 0 ? minus_infinity : fmaf(top, ln2, fmaf(top, ln2_low, logf(row_total)));
+    float inverse = row_total == 0 ? 0.0f : 1 / (row_total * p_scale);
     if (call.problem.features.sinks) {
       const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
       if (fmaxf(lse, sink) > minus_infinity) {
-        float highest = lse, sink_weight;
-        const float own = join_sink(sink, highest, sink_weight);
-        const float total = own + sink_weight;
+        float highest = lse, sink_p;
+        const float own = join_sink(sink, highest, sink_p);
+        const float total = own + sink_p;
         inverse *= own / total;
         lse = highest + logf(total);
       }
@@ -257,7 +260,7 @@ struct QueryState {
     return inverse;
   }
 
-  /// Joins the sink, divides, writes lse and o.
+  /// Joins sinks, normalises O, and writes O and LSE.
   __device__ void finish() {
     const auto dims = static_cast<int>(call.problem.dim_v);
     const bool pairs = aligned_fours(call.o);
@@ -266,7 +269,7 @@ struct QueryState {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = place.row(r, half);
-        const float inverse = end_row(r, half);
+        const float inverse = finish_row(r, half);
         if (row >= rows.count()) continue;
         auto* to = rows.float_of(call.o, row);
 #pragma unroll

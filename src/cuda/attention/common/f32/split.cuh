@@ -6,13 +6,13 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-// An f32 number as two of f16: x · 2^e = high + low, each the rest rounded. Together they have 22 bits and
-// the sign of low. e is shared by a row of queries, or by a tile of keys or of values, and brings the largest
-// number among them to 2^14 or more. Numbers down to 2^-17 of that one keep all 23 bits, smaller ones lose
-// what is below 2^-40 of it.
+// An f32 number as the sum of two f16 numbers: x · 2^e = high + low, where low is the rounding error of high,
+// rounded itself. Together they have 22 bits and the sign of low. A query row, or a tile of K or V, shares
+// one exponent e, which brings its largest number to 2^14 or more. Numbers down to 2^-17 of the largest keep
+// all 23 bits; smaller ones lose what is below 2^-40 of it.
 
-/// The exponent of a row or tile whose largest magnitude this is. Past 126 it would be no f32's own exponent;
-/// numbers that would need more have fewer digits themselves.
+/// The exponent of a row or tile whose largest magnitude is `largest`. It is at most 126, so that the power
+/// of two is an f32 number; numbers so small that they would need more have fewer digits themselves.
 __device__ __forceinline__ int exponent_for(float largest) {
   if (largest == 0) return 0;
   const int exponent = (__float_as_int(largest) >> 23) - 127;  // subnormal numbers count as 2^-127
@@ -22,8 +22,8 @@ __device__ __forceinline__ int exponent_for(float largest) {
 /// 2^exponent, for exponents from -126 to 127.
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
-/// x · 2^exponent for a positive x; what would be less than the least normal number is that, what would be
-/// too large is infinite.
+/// x · 2^exponent for a positive x. A result below the least normal number becomes that number; one that
+/// overflows becomes infinite.
 __device__ __forceinline__ float scaled_up_to(float x, int exponent) {
   const int biased = (__float_as_int(x) >> 23) + exponent;
   if (biased < 1) return 1.17549435e-38f;
@@ -40,18 +40,18 @@ __device__ __forceinline__ Pair split_two(float x, float y) {
   return {high, pack<__half>(x - rounded.x, y - rounded.y)};
 }
 
-/// Numbers of a tile of which the parts leave out more than rounding takes from any, counted by how much: at
-/// three grades, and at an eighth of each.
+/// Counts the numbers of a tile whose parts lose more than rounding does. It does so at three grades of
+/// relative loss, and at an eighth of each.
 ///
-/// What small numbers lose matters where the largest of each factor meet small ones of the other alone, as in
-/// (1, 1e-8)·(1e-8, 1): then results would be worse than f32's, and the head is left to the fused kernel. But
-/// any data has some numbers near 0, of which nothing hangs. Among those, eight times as many lose an eighth.
-/// Where as many lose nearly as much, it is not that they happen to be near 0, but how large numbers there
-/// are.
+/// Lost digits matter where the large numbers of each operand meet only small ones of the other, as in (1,
+/// 1e-8)·(1e-8, 1). Then results would be less exact than f32's, and the head is left to the fused kernel.
+/// But any data has some numbers near 0 on which nothing depends. Of those, eight times as many lose an
+/// eighth of a grade as lose the grade. If nearly as many lose the whole grade, the numbers are not near 0 by
+/// chance: the data is that small.
 struct Losses {
-  unsigned counts[3] = {};  ///< at a grade in the upper half, at an eighth of it in the lower
+  unsigned counts[3] = {};  ///< at a grade in the upper 16 bits, at an eighth of it in the lower ones
 
-  /// Where no number is smaller than this, none is counted: its low part, or the only one, has all digits.
+  /// Numbers of at least this magnitude lose nothing, so they need no counting.
   template <int parts>
   static constexpr float least = parts == 2 ? 0x1p-3f : 0x1p-14f;
 
@@ -68,7 +68,7 @@ struct Losses {
       counts[n] += (lost > whole * grades[n] ? 0x10000u : 0u) + (lost > whole * grades[n] / 8 ? 1u : 0u);
     }
   }
-  /// Fewer numbers than this do no harm.
+  /// Fewer such numbers do no harm.
   static constexpr unsigned few = 4;
   __device__ bool harmful() const {
     for (const unsigned count : counts) {

@@ -9,14 +9,14 @@ namespace {
 constexpr int clear_threads = 256;
 
 __global__ void __launch_bounds__(clear_threads) clear(int* marks, std::size_t count) {
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   const std::size_t index = std::size_t{blockIdx.x} * clear_threads + threadIdx.x;
   if (index < count) marks[index] = 0;
 }
 
 }  // namespace
 
-// Not a cudaMemsetAsync, behind which no kernel begins early.
+// This is a kernel and not a cudaMemsetAsync, because no kernel can start early (PDL) behind a memset.
 void clear_marks(const Unfit& unfit, cudaStream_t stream) {
   launch<clear>({.name = "tilewise mma, marks",
                  .blocks = static_cast<std::int64_t>((unfit.count + clear_threads - 1) / clear_threads),

@@ -9,16 +9,16 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-// Splitting tensors before the walk, once for all that will meet them.
+// The kernel that splits whole tensors before the mainloop of another kernel reads them.
 
-/// Eight numbers, aligned to 16 bytes.
+/// Loads eight numbers that are aligned to 16 bytes.
 __device__ __forceinline__ void load_aligned(float (&to)[8], const float* from) {
   const float4 low = reinterpret_cast<const float4*>(from)[0];
   const float4 high = reinterpret_cast<const float4*>(from)[1];
   to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
   to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
-/// Eight numbers of a row from `first` on; zeros past `dims`.
+/// Loads eight numbers of a row from `first` on, with 0 past `dims`.
 __device__ __forceinline__ void load_eight(float (&to)[8], const float* row, int first, int dims,
                                            bool aligned) {
   if (aligned && first + 8 <= dims) return load_aligned(to, row + first);
@@ -33,12 +33,13 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
   return ((address | strides) & 15) == 0;
 }
 
-/// Eight numbers times a power of two as chunks of their parts. Gives whether one of them may lose digits.
+/// Splits eight numbers times a power of two into one chunk per part. Returns whether one of them may lose
+/// digits.
 template <int parts>
 __device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power) {
   std::uint32_t words[2][4];
-  // The bits of the smallest that is not 0, which loses nothing: without their sign, doubled and less 1,
-  // those of 0 are the most there are.
+  // The bits of the smallest number other than 0, which loses nothing: without the sign, doubled and less 1,
+  // so that those of 0 wrap around to the largest.
   unsigned smallest = ~0u;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -51,13 +52,13 @@ __device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float 
   for (int part = 0; part < parts; ++part) {
     chunks[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
   }
-  return __uint_as_float(smallest / 2) * power < Losses::least<parts>;  // not a number where all are 0
+  return __uint_as_float(smallest / 2) * power < Losses::least<parts>;  // NaN where all are 0
 }
-/// Whether the largest number of a row, which is that of neighbouring lanes, loses digits: then all that
-/// hangs on the row does, however few its numbers are. One part, where TF32 is allowed, has no registers left
-/// to ask.
+/// Whether the largest number of a row, which neighbouring lanes share, loses digits. If so, the whole row is
+/// inexact, however few its numbers are. With one part, where TF32 is allowed, there are no registers left
+/// for this check.
 template <int lanes>
-__device__ __forceinline__ bool loses_all(const float (&x)[8], float power) {
+__device__ __forceinline__ bool row_loses_digits(const float (&x)[8], float power) {
   float largest = 0;
 #pragma unroll
   for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[n]));
@@ -67,7 +68,7 @@ __device__ __forceinline__ bool loses_all(const float (&x)[8], float power) {
   }
   return largest > 0 && largest * power < Losses::least<2>;
 }
-/// Counts what such eight lose.
+/// Counts the losses of eight numbers.
 template <int parts>
 __device__ __forceinline__ void count_losses(Losses& losses, const float (&x)[8], float power) {
 #pragma unroll
@@ -80,7 +81,7 @@ __device__ __forceinline__ void count_losses(Losses& losses, const float (&x)[8]
   }
 }
 
-/// Tensors, and where they go.
+/// The tensors to split, and where their parts go.
 struct Splitting {
   struct Tensor {
     Rows rows;
@@ -93,26 +94,26 @@ struct Splitting {
   Tensor tensors[4];
 };
 
-/// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
-/// neighbouring lanes'.
-struct SplitPlace {
+/// Eight numbers of a row that a lane splits: of tensor `which`, from dim 8 · `chunk` on. Neighbouring lanes
+/// share a row.
+struct SplitChunk {
   int which;
   std::int64_t b, h;
   std::int64_t i;  ///< in its sequence
   std::int64_t s;  ///< in the tensor
   int chunk;
 };
-/// What else is done with every row: nothing.
-struct NothingBeside {
-  static constexpr bool norms = false;        ///< of rows are wanted
-  static constexpr bool marks_tiles = false;  ///< in place of their heads
-  static constexpr int few_queries = 0;       ///< sequences of fewer are unfit
+/// What the kernel does with each row besides splitting it. The default is nothing.
+struct NoRowWork {
+  static constexpr bool norms = false;        ///< whether the norms of rows are wanted
+  static constexpr bool marks_tiles = false;  ///< whether unfit tiles are marked, and not their heads
+  static constexpr int few_queries = 0;       ///< shorter query sequences are unfit
   template <int lanes>
-  __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
+  __device__ void row(const AttentionCall&, const SplitChunk&, const float (&)[8], bool) const {}
 };
 
-/// Nothing but that marks of heads become 0 for the kernel behind, which will find those of tiles.
-struct ClearBeside : NothingBeside {
+/// Only clears the marks of heads, for the next kernel, which finds the marks of tiles.
+struct ClearMarks : NoRowWork {
   static constexpr bool marks_tiles = true;
   Unfit unfit;
 
@@ -124,22 +125,21 @@ struct ClearBeside : NothingBeside {
   }
 };
 
-/// How a block splits a tile of so many chunks of eight numbers. Tiles for wgmma are the larger ones; on an
-/// H200 their blocks were faster with two chunks a thread and, of one part, with all threads of a
-/// multiprocessor.
-template <typename Beside>
+/// Threads of the CTA that splits a tile of `chunks` chunks. Tiles for wgmma are the larger ones. On an H200
+/// their CTAs were faster with two chunks per thread and, with one part, with all threads that an SM holds.
+template <typename RowWork>
 constexpr int split_threads(int chunks) {
-  return std::min(Beside::marks_tiles ? chunks / 2 : chunks, 512);
+  return std::min(RowWork::marks_tiles ? chunks / 2 : chunks, 512);
 }
-/// Blocks a multiprocessor, at least: what registers are left to a thread.
-template <typename Beside>
+/// CTAs per SM, at least. It sets how many registers a thread may use.
+template <typename RowWork>
 constexpr int split_blocks(int chunks, int parts) {
-  if (Beside::marks_tiles && parts == 2) return 1024 / split_threads<Beside>(chunks);  // of 64 registers
-  if (Beside::marks_tiles) return chunks == 1024 ? 4 : 1;
-  return chunks >= 1024 ? 2 : 1536 / split_threads<Beside>(chunks);
+  if (RowWork::marks_tiles && parts == 2) return 1024 / split_threads<RowWork>(chunks);  // 64 registers
+  if (RowWork::marks_tiles) return chunks == 1024 ? 4 : 1;
+  return chunks >= 1024 ? 2 : 1536 / split_threads<RowWork>(chunks);
 }
 
-/// The squares of a row's numbers, which are up to 2^15 as scaled, summed over its lanes.
+/// The squared norm of a row, summed over its lanes. Its numbers are scaled, up to 2^15.
 template <int lanes>
 __device__ __forceinline__ float row_squares(const float (&x)[8], float power) {
   float squares = 0;
@@ -150,11 +150,11 @@ __device__ __forceinline__ float row_squares(const float (&x)[8], float power) {
   return squares;
 }
 
-// Reductions of a warp in one instruction are sm_80's: a build for 7.5 alone knows no such functions, and has
-// no kernel that would call these.
+// Reductions of a warp in one instruction need sm_80. A build for 7.5 alone does not know these functions,
+// and has no kernel that calls them.
 
-/// Raises the bits of a number to those of a warp's highest: numbers that are not negative compare as their
-/// bits do.
+/// Raises `bits_smem` to the bits of the warp's highest number: numbers that are not negative compare as
+/// their bits do.
 __device__ __forceinline__ void raise_by_warp(int* bits_smem, float number) {
 #if __CUDA_ARCH__ >= 800
   const int highest = __reduce_max_sync(~0u, __float_as_int(number));
@@ -162,7 +162,7 @@ __device__ __forceinline__ void raise_by_warp(int* bits_smem, float number) {
 #endif
 }
 
-/// Adds what a warp's lanes lose.
+/// Adds the counts of a warp's lanes.
 __device__ __forceinline__ void add_by_warp(unsigned (&counts_smem)[3], const Losses& losses) {
 #if __CUDA_ARCH__ >= 800
 #pragma unroll
@@ -173,35 +173,36 @@ __device__ __forceinline__ void add_by_warp(unsigned (&counts_smem)[3], const Lo
 #endif
 }
 
-/// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
-/// ahead has cleared the marks; or their tiles are, which takes no kernel ahead.
-template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
-__global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks),
-                                  split_blocks<Beside>(tile_rows* Tile::chunks, parts))
+/// Splits the tensors; a CTA takes one tile of one of them. `Tile` is the layout of a part. Where heads are
+/// marked as unfit, the kernel before has to clear the marks first, so this one waits for it; marks of tiles
+/// need no such wait.
+template <int dim, int tile_rows, int parts, typename Tile, typename RowWork>
+__global__ void __launch_bounds__(split_threads<RowWork>(tile_rows* Tile::chunks),
+                                  split_blocks<RowWork>(tile_rows* Tile::chunks, parts))
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
-                const __grid_constant__ Beside beside) {
+                const __grid_constant__ RowWork row_work) {
 #if __CUDA_ARCH__ >= 800
-  let_kernel_behind_begin();
-  if constexpr (Beside::marks_tiles) beside.clear();
-  constexpr int lanes = Tile::chunks;                                            // of a row
-  constexpr int step = split_threads<Beside>(tile_rows * Tile::chunks) / lanes;  // rows at a time
+  let_next_kernel_start();
+  if constexpr (RowWork::marks_tiles) row_work.clear();
+  constexpr int lanes = Tile::chunks;                                             // per row
+  constexpr int step = split_threads<RowWork>(tile_rows * Tile::chunks) / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
   const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
   const Splitting::Tensor& tensor = splitting.tensors[which];
   const SplitRows& to = tensor.to;
-  // In 32 bits, which divide faster; a launch has no more blocks.
+  // In 32 bits, which divide faster; a launch has fewer CTAs than 2^31.
   const std::uint32_t index = blockIdx.x / static_cast<std::uint32_t>(splitting.count);
   const std::uint32_t head = index / static_cast<std::uint32_t>(to.longest);
   const std::uint32_t entries = static_cast<std::uint32_t>(call.problem.batch);
   const std::int64_t tile = index - head * static_cast<std::uint32_t>(to.longest);
   const std::int64_t b = head % entries, h = head / entries;
-  if (h >= to.heads) return wait_for_kernel_ahead();
+  if (h >= to.heads) return wait_for_previous_kernel();  // this kernel must not end before that one
   const Sequence sequence = call.sequence(b);
   const bool queries = to.side == Side::queries;
   const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
   const std::int64_t first = tile * tile_rows;
-  if (first >= length) return wait_for_kernel_ahead();
+  if (first >= length) return wait_for_previous_kernel();  // this kernel must not end before that one
 
   const Rows& rows = tensor.rows;
   const int dims = tensor.dims;
@@ -223,24 +224,24 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
-    beside.template row<lanes>(call, {which, b, h, first + r, first_row + r, chunk}, x[round],
-                               first + r < length);
+    row_work.template row<lanes>(call, {which, b, h, first + r, first_row + r, chunk}, x[round],
+                                 first + r < length);
   }
   __shared__ int bits, norm_bits;
   __shared__ unsigned all_losses[3];
   __shared__ int some_row_loses;
   if (threadIdx.x == 0) bits = norm_bits = some_row_loses = 0;
   if (threadIdx.x < 3) all_losses[threadIdx.x] = 0;
-  __syncthreads();  // they are 0
+  __syncthreads();  // the shared numbers are 0
   raise_by_warp(&bits, largest);
-  __syncthreads();  // everyone's is in it
+  __syncthreads();  // `bits` has the maximum of all warps
   const int exponent = exponent_for(__int_as_float(bits));
   const float power = power_of_two(exponent);
 
   const std::int64_t place = to.first(call, b, h) + tile;
   std::byte* tile_gmem = to.data + place * to.tile_bytes;
   bool loses = false;
-  float norm = 0;  // of a row, squared, as scaled
+  float norm = 0;  // the largest squared norm of a row, as scaled
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
@@ -251,34 +252,34 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
       *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
           chunks[part];
     }
-    if constexpr (!Beside::norms) continue;
+    if constexpr (!RowWork::norms) continue;
     norm = fmaxf(norm, row_squares<lanes>(x[round], power));
   }
-  if constexpr (Beside::norms) raise_by_warp(&norm_bits, norm);
+  if constexpr (RowWork::norms) raise_by_warp(&norm_bits, norm);
   if (__any_sync(~0u, loses)) {
     Losses losses;
     bool row_loses = false;
 #pragma unroll
     for (int round = 0; round < rounds; ++round) {
       count_losses<parts>(losses, x[round], power);
-      if constexpr (parts == 2) row_loses |= loses_all<lanes>(x[round], power);
+      if constexpr (parts == 2) row_loses |= row_loses_digits<lanes>(x[round], power);
     }
     if (__any_sync(~0u, row_loses) && threadIdx.x % 32 == 0) atomicOr(&some_row_loses, 1);
     add_by_warp(all_losses, losses);
   }
-  __syncthreads();  // norm and losses are there
+  __syncthreads();  // the norm and the counts of all warps are there
   const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
   const bool unfit = all.harmful() || some_row_loses != 0 || sequence.length_k <= few_keys ||
-                     sequence.length_q < Beside::few_queries;
+                     sequence.length_q < RowWork::few_queries;
   if (threadIdx.x == 0) {
-    const bool zero = !Beside::norms && bits == 0;
-    to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;
-    if constexpr (Beside::norms) {
+    const bool zero = !RowWork::norms && bits == 0;
+    to.exponents[place] = RowWork::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;
+    if constexpr (RowWork::norms) {
       to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
     }
   }
-  if constexpr (Beside::marks_tiles) return;
-  wait_for_kernel_ahead();
+  if constexpr (RowWork::marks_tiles) return;
+  wait_for_previous_kernel();  // it cleared the marks
   if (threadIdx.x == 0 && unfit) {
     tensor.unfit[b * to.heads + h] = 1;
     *splitting.any_unfit = 1;
@@ -286,22 +287,21 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
 #endif
 }
 
-template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>,
-          typename Beside = NothingBeside>
+template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>, typename RowWork = NoRowWork>
 void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream,
-           const Beside& beside = {}) {
+           const RowWork& row_work = {}) {
   std::int64_t most = 0;
   for (int n = 0; n < splitting.count; ++n) {
     const SplitRows& to = splitting.tensors[n].to;
     most = std::max(most, to.heads * to.longest);
   }
-  launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
+  launch<split_tiles<dim, tile_rows, parts, Tile, RowWork>>(
       {.name = "tilewise mma, splitting",
        .blocks = splitting.count * call.problem.batch * most,
-       .threads = split_threads<Beside>(tile_rows * Tile::chunks),
+       .threads = split_threads<RowWork>(tile_rows * Tile::chunks),
        .stream = stream,
-       .early = !Beside::marks_tiles && begins_early(call.problem.device)},
-      call, splitting, beside);
+       .early = !RowWork::marks_tiles && has_pdl(call.problem.device)},
+      call, splitting, row_work);
 }
 
 }  // namespace tilewise::cuda::mma_f32

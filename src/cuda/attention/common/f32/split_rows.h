@@ -9,20 +9,20 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-/// Sequences of no more keys than this are left to the fused kernel: where a few terms are all of a result,
-/// the bit that a number's parts lack would show.
+/// Sequences of at most this many keys are left to the fused kernel: with few terms, a result shows the bit
+/// that a split number lacks.
 inline constexpr std::int64_t few_keys = 64;
 
-/// What a tile has for an exponent where its numbers do not fit, or its sequence has few keys.
+/// The exponent of a tile whose numbers do not fit, or whose sequence has few keys.
 inline constexpr int unfit_tile = 1 << 20;
-/// And where all are 0, in forward: a sum does not follow it.
+/// The exponent, in forward, of a tile in which all numbers are 0. A sum is not rescaled for it.
 inline constexpr int zero_tile = 254;
 
-/// Whose rows a tensor has.
+/// Whether the rows of a tensor are queries or keys.
 enum class Side { queries, keys };
 
-/// A tensor split, in tiles of consecutive rows of a head and sequence. A tile's parts lie one after another,
-/// each as it will lie in shared memory.
+/// A split tensor, in tiles of consecutive rows of a head and sequence. The parts of a tile follow each
+/// other, each laid out as in shared memory.
 struct SplitRows {
   Side side = Side::keys;
   int tile_rows = 0;
@@ -32,7 +32,7 @@ struct SplitRows {
   std::int64_t head_tiles = 0;
   std::byte* data = nullptr;  ///< [heads, head_tiles] tiles
   int* exponents = nullptr;   ///< [heads, head_tiles]
-  float* norms = nullptr;     ///< the same: of each tile the largest norm of a row
+  float* norms = nullptr;     ///< [heads, head_tiles]: the largest norm of a row
 
   SplitRows() = default;
   SplitRows(Arena& arena, const AttentionCall& call, Side side_, int rows, int parts, int dim)
@@ -56,12 +56,12 @@ struct SplitRows {
   }
 };
 
-/// Heads that are left to the fused kernel.
+/// Marks of the heads that are left to the fused kernel.
 struct Unfit {
-  int* queries = nullptr;  ///< [B, Hq]: nonzero where numbers of queries' rows do not fit
-  int* keys = nullptr;     ///< [B, Hkv]: the same of keys'
-  int* any = nullptr;      ///< nonzero where one of them is
-  std::size_t count = 0;   ///< of all three, which lie together
+  int* queries = nullptr;  ///< [B, Hq]: nonzero where rows of queries do not fit
+  int* keys = nullptr;     ///< [B, Hkv]: nonzero where rows of keys do not fit
+  int* any = nullptr;      ///< nonzero where some mark is
+  std::size_t count = 0;   ///< of all marks, which are contiguous
 
   Unfit() = default;
   Unfit(Arena& arena, const AttentionCall& call) {
@@ -75,7 +75,7 @@ struct Unfit {
   }
 };
 
-/// Makes the marks 0; what splits comes next and waits for it.
+/// Clears the marks. The kernel that splits comes next and waits for this one.
 void clear_marks(const Unfit& unfit, cudaStream_t stream);
 
 /// The workspace of a forward call.

@@ -1,27 +1,35 @@
 #pragma once
 
 #include "cuda/attention/common/accumulator.cuh"
-#include "cuda/attention/common/forward/fragments.cuh"
 #include "cuda/attention/common/forward/query_rows.cuh"
 
 namespace tilewise::cuda::mma {
 
-// Between a product q·k and its weight: what hides pairs, and so whole tiles from a warp. All else that makes
-// a score is in the general kernel's general_scores.cuh.
+// From a product q·k to P: the band, which hides scores and whole tiles from a warp. All other score rules
+// are in the general kernel's general_scores.cuh.
 
-/// Where a lane stands in its warp's fragments, and the warp among the block's rows.
+// S and O in the registers of mma.sync. A lane has rows g and g + 8 of each row tile, and columns 8n + 2t and
+// 8n + 2t + 1 of each row; four neighbouring lanes share a row.
+
+/// By row tile, eight columns, and element of the fragment.
+template <auto c>
+using Scores = float[c.row_tiles][c.keys / 8][4];
+template <auto c>
+using Output = float[c.row_tiles][c.dim / 8][4];
+
+/// The position of a lane in its warp's fragments, and of the warp among the CTA's rows.
 template <auto c>
 struct Place {
-  int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // one number to the compiler
+  int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // uniform for the compiler
   int lane = static_cast<int>(threadIdx.x) % 32;
 
   __device__ int first_row() const { return warp * c.warp_rows(); }
   __device__ int row(int tile, int half) const { return first_row() + 16 * tile + 8 * half + lane / 4; }
-  __device__ int column() const { return 2 * (lane % 4); }  // the first of two, of every eight
+  __device__ int column() const { return 2 * (lane % 4); }  // the first of two, in every eight
 };
 
-/// Keys that some query of the warp sees; a warp past the last query sees none. `warp` has `call`, `rows` and
-/// `place`.
+/// The keys that some query of the warp sees; none for a warp past the last query. `warp` has `call`, `rows`
+/// and `place`.
 template <auto c, typename Warp>
 inline __device__ KeyRange seen_by_warp(const Warp& warp) {
   const QueryTile& queries = warp.rows.queries;
@@ -31,8 +39,8 @@ inline __device__ KeyRange seen_by_warp(const Warp& warp) {
           warp.call.keys_of(queries.sequence, queries.first + warp.rows.query(last)).last};
 }
 
-/// Hides what the band hides, and what is past the tile: all there is to do in plain kernels, and only at the
-/// band's edge. `own` is the lane's first key of the tile.
+/// Hides what is outside the band or past the tile's last key. Plain kernels need nothing else, and need this
+/// only at the band's edge. `own` is the lane's first key in the tile.
 template <auto c, typename View = MmaView<c.row_tiles, c.keys / 8>>
 __device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows& rows, const KeyTile& keys,
                                      const Place<c>& place, int own, Scores<c>& s) {

@@ -14,25 +14,25 @@
 
 namespace tilewise::cuda::simt {
 
-// Peaks among the pairs of two tiles, and sums over the others: see peaks.h.
+// Peaks (peaks.h) among the pairs of two tiles, and row sums over the pairs that are no peaks.
 
-/// Puts the peaks among a lane's pairs aside. Places for those of all its rows are asked for at once: each
-/// answer comes from global memory.
+/// Records the peaks among a lane's pairs and takes them out of dS. The slots for all of the lane's rows are
+/// reserved first, in one batch of atomics, because each has the latency of global memory.
 template <typename C>
-__device__ __forceinline__ void take_peaks(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
-                                           const QueryTile& query, const KeyTile& keys,
-                                           const Place<C>& place) {
+__device__ __forceinline__ void record_peaks(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
+                                             const QueryTile& query, const KeyTile& keys,
+                                             const Place<C>& place) {
   const std::int64_t first_row =
       query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first;
-  unsigned high[C::M];  // a bit a column
-  int next[C::M];
+  unsigned high[C::M];  // one bit per column: whether the pair is a peak
+  int next[C::M];       // the row's next free slot
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
     const int r = place.other(m);
     high[m] = 0;
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      high[m] |= stage.weights[r * C::pair_stride + place.own(n)] > peak_weight ? 1u << n : 0u;
+      high[m] |= stage.p[r * C::pair_stride + place.own(n)] > peak_weight ? 1u << n : 0u;
     }
     next[m] = 0;
     if (high[m] != 0) next[m] = atomicAdd(peaks.count + first_row + r, __popc(high[m]));
@@ -44,57 +44,57 @@ __device__ __forceinline__ void take_peaks(const Stage<C, Side::keys, false>& st
     for (; high[m] != 0; high[m] &= high[m] - 1, ++next[m]) {
       const int c = place.own(__ffs(static_cast<int>(high[m])) - 1);
       const int at = place.other(m) * C::pair_stride + c;
-      const float weight = stage.weights[at];
-      if (next[m] >= most_peaks) {  // lse is far off: as one of the others
-        atomicAdd(peaks.rest_weight + row, weight);
+      const float p = stage.p[at];
+      if (next[m] >= most_peaks) {  // LSE is far off. The pair counts as no peak.
+        atomicAdd(peaks.rest_weight + row, p);
         continue;
       }
-      peaks.first[row * most_peaks + next[m]] = {keys.first + c, weight, stage.dscores[at] / weight};
-      stage.dscores[at] = 0;
+      peaks.first[row * most_peaks + next[m]] = {keys.first + c, p, stage.ds[at] / p};
+      stage.ds[at] = 0;
     }
   }
 }
 
-/// Adds the weights and score gradients of the others to their rows' sums.
+/// Adds P and dS of the pairs that are no peaks to the sums of their rows.
 template <typename C>
-__device__ __forceinline__ void add_others(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
-                                           const QueryTile& query) {
-  constexpr int lanes = C::threads / C::tile;  // that share a row
+__device__ __forceinline__ void add_non_peaks(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
+                                              const QueryTile& query) {
+  constexpr int lanes = C::threads / C::tile;  // lanes that share a row
   const int r = static_cast<int>(threadIdx.x) / lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const int at = r * C::pair_stride + lane * 4;
-  float weight = 0;
-  float gradient = 0;
+  float p_sum = 0;
+  float ds_sum = 0;
 #pragma unroll 4
   for (int c = 0; c < C::tile; c += 4 * lanes) {
-    const float4 weights = load_four(stage.weights + at + c);
-    const float4 dscores = load_four(stage.dscores + at + c);
+    const float4 p = load_four(stage.p + at + c);
+    const float4 ds = load_four(stage.ds + at + c);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      const float one = element(weights, n);
-      weight += one > peak_weight ? 0.0f : one;
-      gradient += element(dscores, n);
+      const float one = element(p, n);
+      p_sum += one > peak_weight ? 0.0f : one;
+      ds_sum += element(ds, n);
     }
   }
 #pragma unroll
-  for (int apart = lanes / 2; apart > 0; apart /= 2) {  // both at once: each exchange is waited for
-    weight += __shfl_xor_sync(~0u, weight, apart);
-    gradient += __shfl_xor_sync(~0u, gradient, apart);
+  for (int apart = lanes / 2; apart > 0; apart /= 2) {  // both at once, to pay the shuffles' latency once
+    p_sum += __shfl_xor_sync(~0u, p_sum, apart);
+    ds_sum += __shfl_xor_sync(~0u, ds_sum, apart);
   }
   if (lane != 0 || r >= query.count) return;
   const std::int64_t row = query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first + r;
-  atomicAdd(peaks.rest_weight + row, weight);
-  atomicAdd(peaks.rest_gradient + row, gradient);
+  atomicAdd(peaks.rest_weight + row, p_sum);
+  atomicAdd(peaks.rest_gradient + row, ds_sum);
 }
 
-// What the pairs of two tiles add to dk, dv and dq: sums that a block keeps in registers and stores at its
-// end, and those that it adds to global memory.
+// The products that make gradients from P and dS. A CTA keeps the gradients of its own tile in registers and
+// stores them at its end. It adds dQ to global memory after each pair of tiles.
 
-/// Where the sums of a lane are in [own, piece] of its half's gradient: 8 x 8, or 4 x 8 of small tiles.
+/// The elements of its half's gradient, [own, piece], that a lane holds: 8 x 8, or 4 x 8 with small tiles.
 template <typename C>
-struct OwnPlace {
-  int rows, dims;  // the lane's first, in fours
-  __device__ explicit OwnPlace(const Place<C>& place)
+struct OwnElements {
+  int rows, dims;  // the lane's first row and dim; it holds runs of four
+  __device__ explicit OwnElements(const Place<C>& place)
       : rows(place.in_half % 2 * C::R + place.lane.row), dims(place.in_half / 2 * 16 + place.lane.column) {}
   __device__ int row(int m) const { return in_runs<2 * C::R>(rows, m); }
   __device__ int dim(int n) const { return in_runs<C::C>(dims, n); }
@@ -102,14 +102,14 @@ struct OwnPlace {
 
 template <typename C>
 __device__ __forceinline__ void add_to_own(float (&sum)[C::own_each][8], const float* pairs,
-                                           const float* rows, int count, const OwnPlace<C>& at) {
+                                           const float* rows, int count, const OwnElements<C>& at) {
   add_product(sum, Transposed<C::pair_stride, 2 * C::R>{pairs + at.rows * 4},
               Transposed<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
 }
 
 template <typename C, bool general>
 __device__ __forceinline__ void store_own(const Rows& rows, const float (&sum)[C::own_each][8], float factor,
-                                          int valid, int first_dim, int dims, const OwnPlace<C>& at,
+                                          int valid, int first_dim, int dims, const OwnElements<C>& at,
                                           std::int64_t b, std::int64_t h, std::int64_t first_row) {
   const bool aligned = general && aligned_rows(rows, dims);
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ void store_own(const Rows& rows, const float (&sum)[C
   }
 }
 
-/// dq += dscores · k, by all warps: a quarter of the queries and 64 dims each.
+/// dQ += dS·K, by all warps. Each warp computes a quarter of the queries and 64 dims.
 template <typename C, bool general>
 __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stage, const Rows& dq_sum,
                                        const QueryTile& query, const KeyTile& keys, int piece,
@@ -140,7 +140,7 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
   const int first_dim = place.warp / 4 * 64;
   float dq[rows_each][8] = {};
   multiply_rows_transposed(
-      dq, ByRows<C::pair_stride, C::R>{stage.dscores + (first_row + place.lane.row) * C::pair_stride},
+      dq, ByRows<C::pair_stride, C::R>{stage.ds + (first_row + place.lane.row) * C::pair_stride},
       Transposed<C::row_stride, C::C>{stage.own + first_dim + place.lane.column * 4},
       (keys.count + 7) / 8 * 8);
   const auto scale = static_cast<float>(stage.call.scale);
@@ -168,8 +168,9 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
   }
 }
 
-/// The sums of the query heads of a group, each summed by itself before it is added, in local memory. For
-/// kernels whose tiles may be as small as a block mask's blocks; where tiles are full it makes no difference.
+/// Adds the sums of the query heads of a group, in local memory, so that each head has a running sum of its
+/// own: the error of a running sum grows with its length. This matters where tiles may be as small as a block
+/// mask's blocks; with full tiles it makes no difference.
 template <typename C>
 class GroupSum {
  public:
@@ -196,36 +197,36 @@ class GroupSum {
 
 namespace {
 
-// Backward by recomputation. A block keeps a tile of keys and walks over the queries that see it: five
-// products a pair of tiles, after two for the row states where these must be exact to the last key. dk and dv
-// are summed in registers; dq is added to global memory as it comes, in whatever order. Where it must be
-// repeatable a block that keeps queries and walks over keys gives dq, at the price of two products more. Both
-// are one template, the two sides exchanged.
+// Backward by recomputation. A CTA keeps a tile of keys and walks over the queries that see it, with five
+// products for each pair of tiles. The row states take two products more where they cannot come from O and
+// LSE. dK and dV are summed in registers. dQ is added to global memory by atomics, in any order. For a
+// deterministic dQ, a second kernel keeps queries and walks over keys, at the price of two products more.
+// Both kernels are one template with the two sides exchanged.
 
 enum class Gradients {
-  all,      // own: keys; dk, dv, and dq by atomic additions
-  keys,     // own: keys; dk and dv
-  queries,  // own: queries; dq
+  all,      // own tile: keys; computes dK, dV, and dQ by atomics
+  keys,     // own tile: keys; computes dK and dV
+  queries,  // own tile: queries; computes dQ
 };
 constexpr Side side_of(Gradients gradients) {
   return gradients == Gradients::queries ? Side::queries : Side::keys;
 }
 
-// What the block of that index does.
+// Computes the gradients of the own tile with that index.
 template <typename C, bool general, Gradients gradients>
-__device__ __forceinline__ void differentiate_tile(const AttentionCall& call, const Blocks& blocks,
-                                                   const RowStates& states, const Peaks& peaks,
-                                                   const Rows& dq_sum, const SomeHeads& heads,
-                                                   std::uint32_t index, float* shared) {
+__device__ __forceinline__ void compute_tile(const AttentionCall& call, const Blocks& blocks,
+                                             const RowStates& states, const Peaks& peaks, const Rows& dq_sum,
+                                             const SomeHeads& heads, std::uint32_t index, float* shared) {
   constexpr Side side = side_of(gradients);
   const int piece = static_cast<int>(index % static_cast<std::uint32_t>(blocks.dim_pieces));
   const Place<C> place;
-  const OwnPlace<C> own_place(place);
+  const OwnElements<C> own_elements(place);
   const Stage<C, side, general> stage(call, shared);
   Pairs<side, general> pairs(call, blocks, index / static_cast<std::uint32_t>(blocks.dim_pieces));
   if (!heads.has_group(call, pairs.query.b, pairs.query.h / call.group())) return;
-  const bool mends = !general && peaks.count != nullptr && !is_short(pairs.query.sequence);
-  // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
+  const bool has_peaks = !general && peaks.count != nullptr && !is_short(pairs.query.sequence);
+  // Side::keys: dV in the first half of the warps, dK in the second. Side::queries: both halves have a
+  // partial dQ, each of half of the keys.
   float sum[C::own_each][8] = {};
   GroupSum<C> group;
 
@@ -240,49 +241,49 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
     const QueryTile query = pairs.query;
     const KeyTile keys = pairs.keys;
     if (!stage.whole()) {
-      __syncthreads();  // everyone is done with the last states
+      __syncthreads();  // all threads have read the last row states, which the loads overwrite
       stage.load_states(query, states);
       commit_copies();
     }
     wait_copies<0>();
-    __syncthreads();  // what was loaded is there
+    __syncthreads();  // all threads' copies have arrived
     const ScoreRule rules(call, query.b, query.h);
     differentiate(stage, rules, query, keys, true, place, [&](float highest) {
       if constexpr (!general && gradients == Gradients::all) {
-        if (mends && highest > peak_weight) take_peaks<C>(stage, peaks, query, keys, place);
+        if (has_peaks && highest > peak_weight) record_peaks<C>(stage, peaks, query, keys, place);
       }
     });
     if (!stage.whole()) {
-      __syncthreads();  // everyone is done with the last piece, and score gradients are there
+      __syncthreads();  // all warps have read the last piece, and dS is stored
       stage.load_other(query, keys, piece);
       if (gradients == Gradients::all) stage.load_own(query, keys, piece);
       commit_copies();
       wait_copies<0>();
-      __syncthreads();  // the block's piece is there
+      __syncthreads();  // all threads' copies of the CTA's piece have arrived
     } else {
-      __syncthreads();  // score gradients are there
+      __syncthreads();  // dS is stored
     }
     if constexpr (side == Side::keys) {
       if (!general || !place.second || rules.adds_dk)
-        add_to_own(sum, place.second ? stage.dscores : stage.weights,
-                   place.second ? stage.other : stage.other_v, query.count, own_place);
+        add_to_own(sum, place.second ? stage.ds : stage.p, place.second ? stage.other : stage.other_v,
+                   query.count, own_elements);
     } else {
       const int first = place.second ? C::tile / 2 : 0;
-      add_to_own(sum, stage.dscores + first * C::pair_stride, stage.other + first * C::row_stride,
-                 min(C::tile / 2, max(0, keys.count - first)), own_place);
+      add_to_own(sum, stage.ds + first * C::pair_stride, stage.other + first * C::row_stride,
+                 min(C::tile / 2, max(0, keys.count - first)), own_elements);
     }
-    __syncthreads();  // everyone is done with the other side
+    __syncthreads();  // all warps have read the other tile, which the next loads overwrite
     more = pairs.next();
     if constexpr (general && side == Side::keys) {
       if (more && pairs.query.h != query.h) group.add(sum);
     }
-    if (more && stage.whole()) {  // the next tile comes while dq is summed
+    if (more && stage.whole()) {  // the next tile is copied while dQ is computed
       stage.load_other(pairs.query, pairs.keys, 0);
       stage.load_states(pairs.query, states);
       commit_copies();
     }
     if constexpr (!general && gradients == Gradients::all) {
-      if (mends) add_others<C>(stage, peaks, query);
+      if (has_peaks) add_non_peaks<C>(stage, peaks, query);
     }
     if constexpr (gradients == Gradients::all) {
       if (piece < stage.pieces_qk) add_dq(stage, dq_sum, query, keys, piece, place);
@@ -298,12 +299,12 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
     const int dims = place.second ? stage.dim_qk : stage.dim_v;
     if (!rows.wanted || first_dim >= dims) return;
     store_own<C, general>(rows, sum, place.second ? scale : 1.0f, pairs.keys.count, first_dim, dims,
-                          own_place, query.b, call.key_head(query.h),
+                          own_elements, query.b, call.key_head(query.h),
                           query.sequence.first_k + pairs.keys.first);
   } else {
-    float* partial = stage.own;  // [own_each, 8, half]: where the halves' sums meet
+    float* partial = stage.own;  // [own_each, 8, half of the threads]: the second half's partial dQ
     const int thread = static_cast<int>(threadIdx.x) % (C::threads / 2);
-    __syncthreads();  // everyone is done with the place
+    __syncthreads();  // all warps have read the own tile, which the sums overwrite
 #pragma unroll
     for (int m = 0; m < C::own_each; ++m) {
 #pragma unroll
@@ -311,7 +312,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
         if (place.second) partial[(m * 8 + n) * (C::threads / 2) + thread] = sum[m][n];
       }
     }
-    __syncthreads();  // the second half's sums are there
+    __syncthreads();  // the second half's sums are stored
     if (place.second) return;
 #pragma unroll
     for (int m = 0; m < C::own_each; ++m) {
@@ -319,7 +320,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
       for (int n = 0; n < 8; ++n) sum[m][n] += partial[(m * 8 + n) * (C::threads / 2) + thread];
     }
     store_own<C, general>(dq_sum.wanted ? dq_sum : call.dq, sum, scale, query.count, first_dim, stage.dim_qk,
-                          own_place, query.b, query.h, query.sequence.first_q + query.first);
+                          own_elements, query.b, query.h, query.sequence.first_q + query.first);
   }
 }
 
@@ -328,33 +329,33 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
                    const Peaks peaks, const Rows dq_sum) {
   TILEWISE_DYNAMIC_SHARED(float, shared, 16);
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   if constexpr (runs_in_code(C::shared_bytes)) {
-    differentiate_tile<C, general, gradients>(call, blocks, states, peaks, dq_sum, {}, blockIdx.x, shared);
+    compute_tile<C, general, gradients>(call, blocks, states, peaks, dq_sum, {}, blockIdx.x, shared);
   }
 }
 
-// For some heads, which are often none: as many blocks as can be there at once look for something to do.
+// For selected heads, often none. The grid is one wave of CTAs that look for selected tiles.
 template <typename C>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                            const RowStates states, const Peaks peaks, const Rows dq_sum,
                            const SomeHeads heads, std::uint32_t count) {
   TILEWISE_DYNAMIC_SHARED(float, shared, 16);
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   if (heads.none()) return;
   if constexpr (runs_in_code(C::shared_bytes)) {
     for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
-      differentiate_tile<C, false, Gradients::all>(call, blocks, states, peaks, dq_sum, heads, index, shared);
-      __syncthreads();  // everyone is done with shared memory
+      compute_tile<C, false, Gradients::all>(call, blocks, states, peaks, dq_sum, heads, index, shared);
+      __syncthreads();  // all warps have read shared memory, which the next tile overwrites
     }
   }
 }
 
-// Whether the state of a row may come from o and lse, and its peaks be mended. That is for bulk: where keys
-// or values are all the same, or the sequence is short, exactness would hang on more than the peaks.
+// Whether row states may come from O and LSE, with a correction of the peaks afterwards. Where all keys or
+// all values are the same, or the sequence is short, correcting the peaks would not be exact enough.
 bool from_outputs(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   return plain_backward(call) && !call.delta.wanted && call.dq.wanted && (call.dk.wanted || call.dv.wanted) &&
@@ -362,7 +363,7 @@ bool from_outputs(const AttentionCall& call) {
          problem.length_q >= short_queries && call.k.stride_s != 0 && call.v.stride_s != 0;
 }
 
-// The states of all queries, or of those of some heads.
+// Computes the row states of the selected heads from O and LSE; of short sequences, from scores.
 void states_from_outputs(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
                          const SomeHeads& heads, const Context& context) {
   row_states_of_outputs(call, states, peaks, heads, static_cast<cudaStream_t>(context.stream));
@@ -370,17 +371,16 @@ void states_from_outputs(const AttentionCall& call, const RowStates& states, con
   if (some_may_be_short) row_states_of_short(call, states, heads, context);
 }
 
-// Whether dq is added up beside the gradients of keys. dq alone is cheaper without their products.
+// Whether the kernel that keeps keys computes dQ, too. dQ alone is cheaper by the kernel that keeps queries.
 bool adds_dq(const AttentionCall& call) {
   return call.dq.wanted && (call.dk.wanted || call.dv.wanted) && !call.deterministic;
 }
 
 struct Workspace {
   RowStates states;
-  float* row_sums =
-      nullptr;  // [Hq, rows_q]: score gradients summed over keys, where a mask has one element a row
-  Rows dq_sum;  // f32, where dq is summed; dq itself where it can be
-  float* logit_rows = nullptr;  // [Hq, rows_q]: what rows give to dlogit_scale
+  float* row_sums = nullptr;    // [Hq, rows_q]: dS summed over keys, for a mask with one element per row
+  Rows dq_sum;                  // the f32 accumulator of dQ: dQ itself if it is f32
+  float* logit_rows = nullptr;  // [Hq, rows_q]: each row's term of dlogit_scale
   Peaks peaks;
   std::size_t bytes;
 
@@ -407,7 +407,7 @@ struct Workspace {
   }
 };
 
-// Sums of dq to its type.
+// Rounds the accumulator of dQ to dQ's type.
 __global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows dq_sum) {
   const std::int64_t dim = call.problem.dim_qk;
   const std::int64_t index = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -416,7 +416,7 @@ __global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows
   const std::int64_t h = row / call.rows_q();
   const std::int64_t b = call.packed() ? 0 : row % call.rows_q() / call.problem.length_q;
   const std::int64_t s = call.packed() ? row % call.rows_q() : row % call.rows_q() % call.problem.length_q;
-  if (call.packed() && s >= call.cumulative_q.at(call.problem.batch)) return;  // nobody's
+  if (call.packed() && s >= call.cumulative_q.at(call.problem.batch)) return;  // no sequence owns the row
   store_element(call.dq.at(b, h, s) + index % dim * static_cast<std::int64_t>(size_of(call.dq.dtype)),
                 call.dq.dtype, reinterpret_cast<const float*>(dq_sum.at(b, h, s))[index % dim]);
 }
@@ -435,9 +435,8 @@ void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t str
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = stream,
-       // Where two blocks can share a multiprocessor, those that begin early do, and leave others without
-       // any.
-       .early = C::blocks == 1 && begins_early(problem.device)},
+       // Where two CTAs fit into an SM, CTAs that start early would share one while other SMs stay empty.
+       .early = C::blocks == 1 && has_pdl(problem.device)},
       call, blocks, workspace.states, workspace.peaks, workspace.dq_sum);
 }
 
@@ -462,7 +461,7 @@ void run_some(const AttentionCall& call, const Workspace& workspace, const SomeH
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = static_cast<cudaStream_t>(context.stream),
-       .early = begins_early(context.device)},
+       .early = has_pdl(context.device)},
       call, blocks, workspace.states, workspace.peaks, workspace.dq_sum, heads,
       static_cast<std::uint32_t>(count));
 }

@@ -7,19 +7,20 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// A block owns some elements of dmask and recomputes every score they were added to: a tile of queries by a
-// tile of keys for each entry and head that shares the mask; over all tiles of queries where the mask is
-// broadcast along them. Where it is broadcast along keys there is nothing to recompute: row_states knows the
-// sums of rows. So each element has one writer and its sum one order.
+// dmask: dS summed over what the mask was broadcast along. A CTA owns a tile of dmask and recomputes dS of
+// every pair that these elements were added to: one tile of queries by keys for each entry and head that
+// shares the mask, and for all tiles of queries if the mask is broadcast along queries. If it is broadcast
+// along keys, the row sums of row_states are enough. Each element has one writer, so its sum has one order.
 
 constexpr int row_threads = 128;
 
 struct MaskBlocks {
   QueryGrid queries;
   KeyGrid keys;
-  std::int64_t query_tasks;  // tiles, or 1 where the mask is broadcast along queries
+  std::int64_t query_tasks;  // query tiles of dmask: 1 where the mask is broadcast along queries
 };
 
+// Indices [first, last) of a dimension that an element of dmask sums over.
 struct Span {
   std::int64_t first, last;
 };
@@ -29,14 +30,14 @@ __device__ __forceinline__ Span span_of(const MaskView& mask, int dim, std::int6
   return mask.extent[dim] == 1 ? Span{0, whole} : Span{index, index + 1};
 }
 
-// A sum and what rounding took from it.
-struct CarefulSum {
+// A sum that keeps its rounding errors in a second sum (TwoSum).
+struct CompensatedSum {
   float sum = 0;
-  float lost = 0;
+  float error = 0;
   __device__ void add(float value) {
     const float next = __fadd_rn(sum, value);
     const float added = __fsub_rn(next, sum);
-    lost += __fadd_rn(__fsub_rn(sum, __fsub_rn(next, added)), __fsub_rn(value, added));
+    error += __fadd_rn(__fsub_rn(sum, __fsub_rn(next, added)), __fsub_rn(value, added));
     sum = next;
   }
 };
@@ -63,22 +64,22 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     const Place<C> place;
     const Stage<C, Side::keys, true> stage(call, shared);
     const int thread = static_cast<int>(threadIdx.x);
-    constexpr int each = C::tile * C::tile / C::threads;  // pairs of a thread, beside its neighbours'
+    constexpr int each = C::tile * C::tile / C::threads;  // pairs per thread
     const auto pair = [&](int n) -> float& {
       const int at = n * C::threads + thread;
-      return stage.dscores[at / C::tile * C::pair_stride + at % C::tile];
+      return stage.ds[at / C::tile * C::pair_stride + at % C::tile];
     };
     const Sequence whole{.length_q = call.problem.length_q, .length_k = call.problem.length_k};
     const KeyTile all_keys = blocks.keys.tile(call, whole, key_tile);
-    double total = 0;  // of the thread's key, where queries are summed away
+    double total = 0;  // of the thread's key, where the mask is broadcast along queries
     for (std::int64_t query_tile = query_span.first; query_tile < query_span.last; ++query_tile) {
-      CarefulSum sums[each];
+      CompensatedSum sums[each];
       for (std::int64_t b = b_span.first; b < b_span.last; ++b) {
         for (std::int64_t h = h_span.first; h < h_span.last; ++h) {
           const QueryTile query = blocks.queries.tile(call, b, h, query_tile);
           KeyTile keys = blocks.keys.tile(call, query.sequence, key_tile);
           if (keys.count <= 0 || !meets<true>(call, query, keys)) continue;
-          __syncthreads();  // everyone is done with what is overwritten
+          __syncthreads();  // all threads have read dS and the tiles, which are overwritten now
           if (stage.whole()) {
             stage.load_own(query, keys, 0);
             stage.load_other(query, keys, 0);
@@ -86,9 +87,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
           stage.load_states(query, states);
           commit_copies();
           wait_copies<0>();
-          __syncthreads();  // what was loaded is there
+          __syncthreads();  // all threads' copies have arrived
           differentiate(stage, ScoreRule(call, b, h), query, keys, false, place, [](float) {});
-          __syncthreads();  // score gradients are there for all
+          __syncthreads();  // dS is stored
 #pragma unroll
           for (int n = 0; n < each; ++n) sums[n].add(pair(n));
         }
@@ -101,15 +102,15 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
           const int c = thread % C::tile;
           if (r >= query.count || c >= all_keys.count) continue;
           store_element(mask.at(mask_b, mask_h, query.first + r, all_keys.first + c), mask.dtype,
-                        sums[n].sum + sums[n].lost);
+                        sums[n].sum + sums[n].error);
         }
       } else {
-        __syncthreads();  // everyone is done with the last score gradients
+        __syncthreads();  // all threads have read the last dS, which the sums overwrite
 #pragma unroll
-        for (int n = 0; n < each; ++n) pair(n) = sums[n].sum + sums[n].lost;
-        __syncthreads();  // the sums are there
+        for (int n = 0; n < each; ++n) pair(n) = sums[n].sum + sums[n].error;
+        __syncthreads();  // the sums are stored
         for (int r = 0; thread < all_keys.count && r < query.count; ++r) {
-          total += static_cast<double>(stage.dscores[r * C::pair_stride + thread]);
+          total += static_cast<double>(stage.ds[r * C::pair_stride + thread]);
         }
       }
     }
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   }
 }
 
-// A mask with one element a row of scores: a block an element, over the rows that share it.
+// A mask with one element per row of S. One CTA per element sums over the rows that share it.
 __global__ void mask_gradient_rows(const __grid_constant__ AttentionCall call, const float* row_sums) {
   __shared__ double sums[row_threads];
   const MaskView& mask = call.dmask;
@@ -140,13 +141,13 @@ __global__ void mask_gradient_rows(const __grid_constant__ AttentionCall call, c
     }
   }
   sums[threadIdx.x] = sum;
-  __syncthreads();  // all sums are there
+  __syncthreads();  // all threads' sums are stored
   if (threadIdx.x != 0) return;
   for (int n = 1; n < row_threads; ++n) sum += sums[n];
   store_element(mask.at(mask_b, mask_h, mask_i, 0), mask.dtype, static_cast<float>(sum));
 }
 
-// A mask whose every score is of an empty problem.
+// dmask of a problem without pairs: 0.
 __global__ void clear_mask_gradient(const __grid_constant__ AttentionCall call) {
   const MaskView& mask = call.dmask;
   const std::int64_t size = mask.extent[0] * mask.extent[1] * mask.extent[2] * mask.extent[3];

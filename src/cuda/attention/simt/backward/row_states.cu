@@ -10,39 +10,39 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// What backward must know of each query first. Every score and every d_o·v is made once more for it: o and
-// lse give the same for two products less, but rounded, and where a row's weights all but one vanish the
-// rounding is all that is left of its gradient (peaks.h tells where that can be mended).
+// The row states that backward needs of each query, computed from S and dP. O and LSE give them without these
+// two products, but rounded. In a row where all of P but one element vanishes, that rounding would be all
+// that is left of the gradient (peaks.h says where this can be corrected).
 
-// One thread's share of a row's keys.
+// The softmax of the keys of a row that one thread has.
 struct PartialRow {
-  float top = lowest;
-  double sum = 0;       // of exp(s − top)
-  double weighted = 0;  // of exp(s − top)·(d_o·v), after dropout
+  float maximum = lowest;
+  double sum = 0;     // Σ exp(s − maximum)
+  double sum_dp = 0;  // Σ exp(s − maximum)·dP, after dropout
 };
 
-__device__ __forceinline__ void raise(PartialRow& row, float top) {
-  if (!(top > row.top)) return;
-  const double factor = exp(static_cast<double>(row.top) - static_cast<double>(top));
+__device__ __forceinline__ void raise(PartialRow& row, float maximum) {
+  if (!(maximum > row.maximum)) return;
+  const double factor = exp(static_cast<double>(row.maximum) - static_cast<double>(maximum));
   row.sum *= factor;
-  row.weighted *= factor;
-  row.top = top;
+  row.sum_dp *= factor;
+  row.maximum = maximum;
 }
 
-// A sum of products with what its roundings lose kept beside it (TwoSum): equal d_o·v must cancel later.
-struct LosslessSum {
+// A sum of products that keeps its rounding errors in a second sum (TwoSum): equal dP must cancel later.
+struct CompensatedDot {
   float sum = 0;
-  float lost = 0;
+  float error = 0;
 
   __device__ void add(float a, float b) {
     const float product = __fmul_rn(a, b);
     const float next = __fadd_rn(sum, product);
-    const float grown = __fsub_rn(next, sum);
-    lost += __fadd_rn(__fsub_rn(sum, __fsub_rn(next, grown)), __fsub_rn(product, grown));
-    lost += __fmaf_rn(a, b, -product);
+    const float added = __fsub_rn(next, sum);
+    error += __fadd_rn(__fsub_rn(sum, __fsub_rn(next, added)), __fsub_rn(product, added));
+    error += __fmaf_rn(a, b, -product);
     sum = next;
   }
-  __device__ double value() const { return static_cast<double>(sum) + static_cast<double>(lost); }
+  __device__ double value() const { return static_cast<double>(sum) + static_cast<double>(error); }
 };
 
 template <bool general>
@@ -53,70 +53,68 @@ __device__ __forceinline__ double d_lse_of(const AttentionCall& call, std::int64
                  : static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(b, h, s)));
 }
 
-// A query that saw other keys, too, by lse and delta of them all.
+// A row whose keys are a share of all its keys. LSE and delta of all keys are given.
 struct RowOfShare {
-  double lse, shift, among;
+  double lse, shift, log_keys;
 
   __device__ RowOfShare(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t s)
       : lse(statistic_of(call.lse, b, h, s)),
         shift(d_lse_of<true>(call, b, h, s) - statistic_of(call.delta, b, h, s)),
-        among(log(static_cast<double>(call.problem.length_k + 1))) {}
+        log_keys(log(static_cast<double>(call.problem.length_k + 1))) {}
 
   __device__ bool unseen() const { return isinf(lse); }
-  // A score that the keys' weights would have if they were alike: s − top, which is rounded, is small for
-  // the weights that count. What f32 does not keep of it is in the factor.
+  // `top` is the score that every key would have if all had the same P: s − top, which is rounded, is then
+  // small where P matters. `inverse` makes up for the rounding of `top` to f32.
   __device__ RowState state() const {
-    const auto top = static_cast<float>(lse - among);
+    const auto top = static_cast<float>(lse - log_keys);
     return unseen() ? RowState::unseen()
                     : RowState{top, static_cast<float>(exp(static_cast<double>(top) - lse)),
                                static_cast<float>(shift)};
   }
-  // The sum of the score gradients of these keys.
+  // Σ dS over these keys.
   __device__ float row_sum(const PartialRow& row) const {
     if (unseen() || row.sum == 0) return 0;
-    return static_cast<float>((row.weighted + row.sum * shift) * exp(static_cast<double>(row.top) - lse));
+    return static_cast<float>((row.sum_dp + row.sum * shift) * exp(static_cast<double>(row.maximum) - lse));
   }
 };
 
-// `scores` and `dweights` are [keys, queries].
+// Adds keys [first, last) of a tile to a row. `s` and `dp` are [keys, queries].
 template <typename C>
-__device__ __forceinline__ void add_tile(PartialRow& row, const float* scores, const float* dweights,
-                                         int query, int first, int last) {
-  float top = minus_infinity;
-  for (int j = first; j < last; ++j) top = fmaxf(top, scores[j * C::pair_stride + query]);
-  raise(row, top);
+__device__ __forceinline__ void add_tile(PartialRow& row, const float* s, const float* dp, int query,
+                                         int first, int last) {
+  float maximum = minus_infinity;
+  for (int j = first; j < last; ++j) maximum = fmaxf(maximum, s[j * C::pair_stride + query]);
+  raise(row, maximum);
   float sum = 0;
-  LosslessSum weighted;
+  CompensatedDot sum_dp;
 #pragma unroll 4
   for (int j = first; j < last; ++j) {
-    const float weight = weight_of(scores[j * C::pair_stride + query], row.top);
-    sum += weight;
-    weighted.add(weight, dweights[j * C::pair_stride + query]);
+    const float p = exponential(s[j * C::pair_stride + query], row.maximum);
+    sum += p;
+    sum_dp.add(p, dp[j * C::pair_stride + query]);
   }
   row.sum += static_cast<double>(sum);
-  row.weighted += weighted.value();
+  row.sum_dp += sum_dp.value();
 }
 
-// The first half leaves scores, −inf where hidden, in place of weights.
+// The epilogue of the first half: stores S, −inf where hidden, in the place of P.
 template <typename C, bool general>
-__device__ __forceinline__ void store_scores(const Stage<C, Side::queries, general>& stage,
-                                             const ScoreRule& rules, const QueryTile& query,
-                                             const KeyTile& keys, const Place<C>& place,
-                                             const float (&products)[C::M][C::N]) {
+__device__ __forceinline__ void store_s(const Stage<C, Side::queries, general>& stage, const ScoreRule& rules,
+                                        const QueryTile& query, const KeyTile& keys, const Place<C>& place,
+                                        const float (&acc)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
   const auto score = [&](int m, int n) -> float& {
-    return stage.weights[place.other(m) * C::pair_stride + place.own(n)];
+    return stage.p[place.other(m) * C::pair_stride + place.own(n)];
   };
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::N; ++n)
-      score(m, n) = general ? products[m][n] : __fmul_rn(products[m][n], rules.scale);
+    for (int n = 0; n < C::N; ++n) score(m, n) = general ? acc[m][n] : __fmul_rn(acc[m][n], rules.scale);
   }
   const bool edge = has_edge<C>(call, query, keys);
   if (!general && !edge) return;
 #pragma unroll 1
-  for (int index = 0; index < C::M * C::N; ++index) {  // a lane meets what it stored itself
+  for (int index = 0; index < C::M * C::N; ++index) {  // a lane reads only what it stored itself
     const int m = index / C::N;
     const int n = index % C::N;
     const std::int64_t i = query.first + min(place.own(n), query.count - 1);
@@ -130,18 +128,18 @@ __device__ __forceinline__ void store_scores(const Stage<C, Side::queries, gener
   }
 }
 
-// The second half leaves d_o·v in place of score gradients.
+// The epilogue of the second half: stores dP, after dropout, in the place of dS.
 template <typename C, bool general>
-__device__ __forceinline__ void store_dweights(const Stage<C, Side::queries, general>& stage,
-                                               const QueryTile& query, const KeyTile& keys,
-                                               const Place<C>& place, const float (&products)[C::M][C::N]) {
-  const auto dweight = [&](int m, int n) -> float& {
-    return stage.dscores[place.other(m) * C::pair_stride + place.own(n)];
+__device__ __forceinline__ void store_dp(const Stage<C, Side::queries, general>& stage,
+                                         const QueryTile& query, const KeyTile& keys, const Place<C>& place,
+                                         const float (&acc)[C::M][C::N]) {
+  const auto element = [&](int m, int n) -> float& {
+    return stage.ds[place.other(m) * C::pair_stride + place.own(n)];
   };
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::N; ++n) dweight(m, n) = products[m][n];
+    for (int n = 0; n < C::N; ++n) element(m, n) = acc[m][n];
   }
   if constexpr (general) {
     if (!stage.call.problem.features.dropout) return;
@@ -149,14 +147,14 @@ __device__ __forceinline__ void store_dweights(const Stage<C, Side::queries, gen
     for (int index = 0; index < C::M * C::N; ++index) {
       const int m = index / C::N;
       const int n = index % C::N;
-      dweight(m, n) *= dropout_factor<true>(stage.call, query.b, query.h, query.first + place.own(n),
+      element(m, n) *= dropout_factor<true>(stage.call, query.b, query.h, query.first + place.own(n),
                                             keys.first + place.other(m));
     }
   }
 }
 
-// Whose states are found: everyone's, or those of short sequences.
-struct Whose {
+// The rows whose states are computed: all, or those of short sequences and selected heads.
+struct RowSelection {
   bool only_short = false;
   SomeHeads heads{};
 
@@ -166,19 +164,20 @@ struct Whose {
   }
 };
 
-// What a block does with the tile of queries of that index.
+// Computes the row states of the query tile with that index.
 template <typename C, bool general>
-__device__ __forceinline__ void find_states(const AttentionCall& call, const Blocks& blocks,
-                                            const RowStates& states, float* row_sums, const Rows& dq_sum,
-                                            const Whose& whose, std::uint32_t tile, float* shared) {
+__device__ __forceinline__ void compute_states(const AttentionCall& call, const Blocks& blocks,
+                                               const RowStates& states, float* row_sums, const Rows& dq_sum,
+                                               const RowSelection& selection, std::uint32_t tile,
+                                               float* shared) {
   const Place<C> place;
   const Stage<C, Side::queries, general> stage(call, shared);
   Pairs<Side::queries, general> pairs(call, blocks, tile);
   const QueryTile& query = pairs.query;
-  if (query.count <= 0 || !whose.has(call, query)) return;
+  if (query.count <= 0 || !selection.has(call, query)) return;
   const ScoreRule rules(call, query.b, query.h);
-  constexpr int parts = C::threads / C::tile;  // threads that share a query
-  constexpr int part_keys = C::tile / parts;
+  constexpr int threads_per_query = C::threads / C::tile;
+  constexpr int keys_each = C::tile / threads_per_query;
   const int r = static_cast<int>(threadIdx.x) % C::tile;
   const int part = static_cast<int>(threadIdx.x) / C::tile;
   PartialRow row;
@@ -192,22 +191,21 @@ __device__ __forceinline__ void find_states(const AttentionCall& call, const Blo
   while (more) {
     const KeyTile keys = pairs.keys;
     wait_copies<0>();
-    __syncthreads();  // what was loaded is there, and everyone is done with the last scores
+    __syncthreads();  // all threads' copies have arrived, and all have read the last S and dP
     float products[C::M][C::N] = {};
     multiply_pairs(stage, query, keys, place, products);
     if (place.second) {
-      store_dweights(stage, query, keys, place, products);
+      store_dp(stage, query, keys, place, products);
     } else {
-      store_scores(stage, rules, query, keys, place, products);
+      store_s(stage, rules, query, keys, place, products);
     }
-    __syncthreads();  // scores and d_o·v are there, and everyone is done with the keys
+    __syncthreads();  // S and dP are stored, and all warps have read the keys
     more = pairs.next();
     if (more && stage.whole()) {
       stage.load_other(query, pairs.keys, 0);
       commit_copies();
     }
-    add_tile<C>(row, stage.weights, stage.dscores, r, part * part_keys,
-                min((part + 1) * part_keys, keys.count));
+    add_tile<C>(row, stage.p, stage.ds, r, part * keys_each, min((part + 1) * keys_each, keys.count));
   }
 
   if (dq_sum.wanted) {
@@ -216,29 +214,29 @@ __device__ __forceinline__ void find_states(const AttentionCall& call, const Blo
       reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s))[index % stage.dim_qk] = 0;
     }
   }
-  __syncthreads();  // shared memory is free for the shares
-  auto* shares = reinterpret_cast<PartialRow*>(shared);
-  shares[threadIdx.x] = row;
-  __syncthreads();  // all shares are there
+  __syncthreads();  // all threads have read shared memory, which the partial rows overwrite
+  auto* partial_rows = reinterpret_cast<PartialRow*>(shared);
+  partial_rows[threadIdx.x] = row;
+  __syncthreads();  // all partial rows are stored
   if (part > 0 || r >= query.count) return;
-  for (int n = 1; n < parts; ++n) {
-    PartialRow other = shares[n * C::tile + r];
-    raise(row, other.top);
-    raise(other, row.top);
+  for (int n = 1; n < threads_per_query; ++n) {
+    PartialRow other = partial_rows[n * C::tile + r];
+    raise(row, other.maximum);
+    raise(other, row.maximum);
     row.sum += other.sum;
-    row.weighted += other.weighted;
+    row.sum_dp += other.sum_dp;
   }
   const std::int64_t s = query.sequence.first_q + query.first + r;
   const std::int64_t at = query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r;
   double sink = 0;
   if (call.problem.features.sinks) {
     raise(row, static_cast<float>(call.sinks.at(query.b, query.h)));
-    sink = exp(call.sinks.at(query.b, query.h) - static_cast<double>(row.top));
+    sink = exp(call.sinks.at(query.b, query.h) - static_cast<double>(row.maximum));
   }
   const double total = row.sum + sink;
   const bool unseen = row.sum == 0 && sink == 0;
   if constexpr (general) {
-    if (call.delta.wanted) {  // the keys are a share of the row's
+    if (call.delta.wanted) {  // the call has a share of the row's keys
       const RowOfShare share(call, query.b, query.h, s);
       states.set(at, share.state());
       if (row_sums != nullptr) row_sums[at] = share.row_sum(row);
@@ -246,10 +244,10 @@ __device__ __forceinline__ void find_states(const AttentionCall& call, const Blo
     }
   }
   const double d_lse = d_lse_of<general>(call, query.b, query.h, s);
-  const double delta = row.weighted / total;
-  states.set(at, unseen
-                     ? RowState::unseen()
-                     : RowState{row.top, static_cast<float>(1 / total), static_cast<float>(d_lse - delta)});
+  const double delta = row.sum_dp / total;
+  states.set(
+      at, unseen ? RowState::unseen()
+                 : RowState{row.maximum, static_cast<float>(1 / total), static_cast<float>(d_lse - delta)});
   if (row_sums == nullptr) return;
   row_sums[at] = row.sum == 0 ? 0.0f : static_cast<float>((row.sum * d_lse + sink * delta) / total);
 }
@@ -257,50 +255,51 @@ __device__ __forceinline__ void find_states(const AttentionCall& call, const Blo
 template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     row_states_tiles(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
-                     float* row_sums, const Rows dq_sum, const Whose whose, std::uint32_t tiles) {
-  if (whose.heads.none()) return;
+                     float* row_sums, const Rows dq_sum, const RowSelection selection, std::uint32_t tiles) {
+  if (selection.heads.none()) return;
   if constexpr (runs_in_code(C::shared_bytes)) {
     TILEWISE_DYNAMIC_SHARED(float, shared, 16);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      find_states<C, general>(call, blocks, states, row_sums, dq_sum, whose, tile, shared);
-      __syncthreads();  // everyone is done with shared memory
+      compute_states<C, general>(call, blocks, states, row_sums, dq_sum, selection, tile, shared);
+      __syncthreads();  // all threads have read shared memory, which the next tile overwrites
     }
   }
 }
 
-struct Found {
+struct Outputs {
   const RowStates& states;
   float* row_sums = nullptr;
   Rows dq_sum{};
-  Whose whose{};
+  RowSelection selection{};
 };
 
-// For short sequences, which are often none, as many blocks as can be there at once look for some.
+// For short sequences, often none, the grid is one wave of CTAs that look for some.
 template <typename C, bool general>
-void run(const AttentionCall& call, const Found& found, const Context& context) {
+void run(const AttentionCall& call, const Outputs& outputs, const Context& context) {
   const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile)};
   const std::int64_t tiles = call.problem.batch * call.problem.heads_q * blocks.queries.tiles;
-  const std::int64_t most =
-      found.whose.only_short ? C::blocks * device_properties(context.device.index).multiprocessors : tiles;
+  const std::int64_t most = outputs.selection.only_short
+                                ? C::blocks * device_properties(context.device.index).multiprocessors
+                                : tiles;
   launch<row_states_tiles<C, general>>({.name = "tilewise row states",
                                         .blocks = std::min(tiles, most),
                                         .threads = C::threads,
                                         .shared_bytes = C::shared_bytes,
                                         .stream = static_cast<cudaStream_t>(context.stream)},
-                                       call, blocks, found.states, found.row_sums, found.dq_sum, found.whose,
-                                       static_cast<std::uint32_t>(tiles));
+                                       call, blocks, outputs.states, outputs.row_sums, outputs.dq_sum,
+                                       outputs.selection, static_cast<std::uint32_t>(tiles));
 }
 
 template <bool general>
-void run_for(const AttentionCall& call, const Found& found, const Context& context) {
+void run_for(const AttentionCall& call, const Outputs& outputs, const Context& context) {
   switch (backward_size(call, context)) {
-    case BackwardSize::small: return run<Small, general>(call, found, context);
-    case BackwardSize::narrow: return run<Narrow, general>(call, found, context);
-    case BackwardSize::broad: return run<Broad, general>(call, found, context);
+    case BackwardSize::small: return run<Small, general>(call, outputs, context);
+    case BackwardSize::narrow: return run<Narrow, general>(call, outputs, context);
+    case BackwardSize::broad: return run<Broad, general>(call, outputs, context);
   }
 }
 
-// The states of a piece's queries, by lse and delta of all their keys. One warp per query.
+// Row states where the call has a share of the keys: from LSE and delta of all keys. One warp per query.
 constexpr int share_threads = 256;
 
 __global__ void __launch_bounds__(share_threads)
@@ -329,13 +328,13 @@ void row_states(const AttentionCall& call, const RowStates& states, float* row_s
                                     .stream = static_cast<cudaStream_t>(context.stream)},
                                    call, states, dq_sum);
   }
-  const Found found{.states = states, .row_sums = row_sums, .dq_sum = dq_sum};
-  plain_backward(call) ? run_for<false>(call, found, context) : run_for<true>(call, found, context);
+  const Outputs outputs{.states = states, .row_sums = row_sums, .dq_sum = dq_sum};
+  plain_backward(call) ? run_for<false>(call, outputs, context) : run_for<true>(call, outputs, context);
 }
 
 void row_states_of_short(const AttentionCall& call, const RowStates& states, const SomeHeads& heads,
                          const Context& context) {
-  run_for<false>(call, {.states = states, .whose = {.only_short = true, .heads = heads}}, context);
+  run_for<false>(call, {.states = states, .selection = {.only_short = true, .heads = heads}}, context);
 }
 
 }  // namespace tilewise::cuda::simt

@@ -10,46 +10,49 @@
 
 namespace tilewise::cuda::simt {
 
-// What every gradient needs: weights and score gradients of a tile of queries by a tile of keys, recomputed.
-// One side is `own`, kept by the block; the other passes by. Either may be the queries.
+// Recomputes P and dS of a tile of queries by a tile of keys, which every gradient needs. The CTA keeps one
+// of the two tiles, called `own`, and walks over tiles of the `other` side. Either side may be the queries.
 //
-// The warps of a block come in two halves that do the same to different operands: one multiplies q·kᵀ while
-// the other multiplies d_o·vᵀ; the first makes weights of its products, the second score gradients; and then,
-// in backward/fused.cu, one sums dv while the other sums dk. So a lane has one block of results, 8 x 8
-// where rows have 64 dims, where it would need two.
+// The warps of a CTA form two halves, which run the same code on different operands:
+//
+//              product    epilogue           then, in backward/fused.cu
+//   first      Q·Kᵀ       P, stored          dV += Pᵀ·dO
+//   second     dO·Vᵀ      dS, stored         dK += dSᵀ·Q
+//
+// So a lane holds one accumulator (8 x 8 where rows have 64 dims) where it would need two.
 
 template <int dim_, int tile_>
 struct BackwardConfig {
-  static constexpr int dim = dim_;    // of a piece of D or Dv
-  static constexpr int tile = tile_;  // queries, and keys
+  static constexpr int dim = dim_;    // dims of a piece of D or Dv
+  static constexpr int tile = tile_;  // queries of a query tile, and keys of a key tile
   static constexpr int half_warps = dim / 32;
   static constexpr int threads = 2 * half_warps * 32;
-  static constexpr int blocks = dim == 64 ? 2 : 1;  // a multiprocessor
-  static constexpr int R = 4;                       // rows of lanes in a warp
+  static constexpr int blocks = dim == 64 ? 2 : 1;  // CTAs per SM
+  static constexpr int R = 4;                       // a warp is R x C lanes
   static constexpr int C = 8;
-  static constexpr int M = tile / (half_warps * R);  // rows of a lane in a product of tiles
+  static constexpr int M = tile / (half_warps * R);  // a lane holds M x N elements of S or dP
   static constexpr int N = tile / C;
-  static constexpr int own_each = tile / (2 * R);  // rows of a lane in dk or dv, of eight dims each
+  static constexpr int own_each = tile / (2 * R);  // a lane's rows of dK or dV, eight dims each
   static constexpr int row_stride = dim + 4;
-  static constexpr int pair_stride = tile + 8;  // then lanes that store their own pairs meet in no bank
+  static constexpr int pair_stride = tile + 8;  // lanes that store their elements have no bank conflict
   static constexpr int row_floats = tile * row_stride;
   static constexpr int pair_floats = tile * pair_stride;
   static constexpr std::size_t shared_bytes = sizeof(float) * (4 * row_floats + 2 * pair_floats + 3 * tile);
 };
 
-using Narrow = BackwardConfig<64, 64>;  // dims to 64
-using Broad = BackwardConfig<128, 64>;  // and beyond, in pieces of 128
-using Small = BackwardConfig<64, 32>;   // where shared memory or work is too little for these
+using Narrow = BackwardConfig<64, 64>;  // D and Dv up to 64
+using Broad = BackwardConfig<128, 64>;  // larger head dims, in pieces of 128
+using Small = BackwardConfig<64, 32>;   // for GPUs with little shared memory, and problems with little work
 
-/// Whether the plain kernels will do. They take rows whole, so that where shared memory has no room for broad
-/// tiles, longer rows are for the general ones.
+/// Whether the plain kernels take the call. They load whole rows, so a GPU whose shared memory has no room
+/// for Broad tiles leaves rows of more than 64 dims to the general kernels.
 inline bool plain_backward(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   const bool broad = device_properties(problem.device.index).shared_bytes >= Broad::shared_bytes;
   const auto plain = [&](const Rows& rows, std::int64_t dim) {
     return !rows.wanted || (plain_rows(rows, dim) && dim <= (broad ? Broad::dim : Narrow::dim));
   };
-  // Row states of a share come from a kernel of their own, which reads f64.
+  // Row states of a share of the keys come from another kernel, which reads statistics in f64.
   const bool known_statistics = !problem.piece.wide_statistics || call.delta.wanted;
   return problem.length_q > 1 && !problem.features.needs_more_than_band() && known_statistics &&
          plain(call.q, problem.dim_qk) && plain(call.k, problem.dim_qk) && plain(call.v, problem.dim_v) &&
@@ -71,29 +74,29 @@ inline BackwardSize backward_size(const AttentionCall& call, const Context& cont
 
 enum class Side { queries, keys };
 
-/// Where a thread stands.
+/// The thread's place in the CTA, and the elements of a [other, own] tile that it holds.
 template <typename C>
 struct Place {
   Lanes<C::R> lane;
-  int warp = static_cast<int>(threadIdx.x) / 32;  // in the block
-  bool second = warp >= C::half_warps;            // half
+  int warp = static_cast<int>(threadIdx.x) / 32;  // of the CTA
+  bool second = warp >= C::half_warps;            // whether the warp is of the second half
   int in_half = second ? warp - C::half_warps : warp;
 
-  /// Row (of `other`) and column (of `own`) in a product of tiles.
+  /// Row and column of element (m, n): indices into the `other` and the `own` tile.
   __device__ int other(int m) const { return in_half * C::R * C::M + in_steps<C::R>(lane.row, m); }
   __device__ int own(int n) const { return in_steps<C::C>(lane.column, n); }
 };
 
-/// A block's shared memory and how it is filled. `general` is as in forward/fused.cu.
+/// A CTA's shared memory and the loads that fill it. `general` has the same meaning as in forward/fused.cu.
 template <typename C, Side side, bool general>
 struct Stage {
   const AttentionCall& call;
-  float* own;    // [tile, piece] of q or k
-  float* own_v;  // [tile, piece] of d_o or v
-  float* other;  // the same of the other side
+  float* own;    // [tile, piece] of Q or K
+  float* own_v;  // [tile, piece] of dO or V
+  float* other;  // the same two of the other side
   float* other_v;
-  float* weights;    // [other, own], after dropout
-  float* dscores;    // [other, own]
+  float* p;          // [other, own], after dropout
+  float* ds;         // [other, own]
   RowStates states;  // [queries]
   int dim_qk, dim_v, pieces_qk, pieces_v;
 
@@ -103,16 +106,15 @@ struct Stage {
         own_v(own + C::row_floats),
         other(own_v + C::row_floats),
         other_v(other + C::row_floats),
-        weights(other_v + C::row_floats),
-        dscores(weights + C::pair_floats),
-        states{dscores + C::pair_floats, dscores + C::pair_floats + C::tile,
-               dscores + C::pair_floats + 2 * C::tile},
+        p(other_v + C::row_floats),
+        ds(p + C::pair_floats),
+        states{ds + C::pair_floats, ds + C::pair_floats + C::tile, ds + C::pair_floats + 2 * C::tile},
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         pieces_qk((dim_qk + C::dim - 1) / C::dim),
         pieces_v((dim_v + C::dim - 1) / C::dim) {}
 
-  /// Whether every row is in shared memory whole.
+  /// Whether a row of D and of Dv is one piece, so that shared memory holds whole rows.
   __device__ bool whole() const { return !general || (pieces_qk == 1 && pieces_v == 1); }
   __device__ int dims_qk(int piece) const { return max(0, min(C::dim, dim_qk - piece * C::dim)); }
   __device__ int dims_v(int piece) const { return max(0, min(C::dim, dim_v - piece * C::dim)); }
@@ -158,15 +160,15 @@ struct Stage {
   }
 };
 
-/// A weight before it is divided by the sum. Scores come rounded, as row_states met them: of the highest the
-/// weight is 1 to the last bit.
-__device__ __forceinline__ float weight_of(float s, float top) { return exp2_approx((s - top) * log2e); }
+/// exp(s − top): an element of P before the division by the row's sum. The score is rounded in the same way
+/// as in row_states, so that the largest element is exactly 1.
+__device__ __forceinline__ float exponential(float s, float top) { return exp2_approx((s - top) * log2e); }
 
-/// Products to weights, by the first half. Of a query that saw nothing all are 0.
+/// The epilogue of Q·Kᵀ, by the first half: stores P. P is 0 in rows of queries that see no key.
 template <typename C, Side side, bool general>
-__device__ __forceinline__ void store_weights(const Stage<C, side, general>& stage, const ScoreRule& rules,
-                                              const QueryTile& query, const KeyTile& keys, bool edge,
-                                              const Place<C>& place, const float (&products)[C::M][C::N]) {
+__device__ __forceinline__ void store_p(const Stage<C, side, general>& stage, const ScoreRule& rules,
+                                        const QueryTile& query, const KeyTile& keys, bool edge,
+                                        const Place<C>& place, const float (&s)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
   constexpr int queries_each = side == Side::queries ? C::N : C::M;
   float top[queries_each], inverse[queries_each];
@@ -180,8 +182,8 @@ __device__ __forceinline__ void store_weights(const Stage<C, side, general>& sta
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
       const int q = side == Side::queries ? n : m;
-      stage.weights[place.other(m) * C::pair_stride + place.own(n)] =
-          weight_of(__fmul_rn(products[m][n], rules.scale), top[q]) * inverse[q];
+      stage.p[place.other(m) * C::pair_stride + place.own(n)] =
+          exponential(__fmul_rn(s[m][n], rules.scale), top[q]) * inverse[q];
     }
   }
   if (!edge) return;
@@ -194,31 +196,29 @@ __device__ __forceinline__ void store_weights(const Stage<C, side, general>& sta
 #pragma unroll 1
     for (int m = 0; m < C::M * C::N / queries_each; ++m) {
       const int c = side == Side::queries ? place.other(m) : place.own(m);
-      float& weight =
-          stage.weights[(side == Side::queries ? c : r) * C::pair_stride + (side == Side::queries ? r : c)];
-      if (c < first || c >= last) weight = 0;
+      float& p = stage.p[(side == Side::queries ? c : r) * C::pair_stride + (side == Side::queries ? r : c)];
+      if (c < first || c >= last) p = 0;
     }
   }
 }
 
-/// The same in the general kernel, by way of shared memory, where a loop can reach the pairs: the code for
-/// one, with all it may have to do, is there once. Leaves the weight before dropout, times the derivative of
-/// the score where `through_rule`, in `dscores`.
+/// The same for the general kernel. The accumulator goes through shared memory, where a loop can index its
+/// elements, so that the long code for one element is instantiated once. Also stores the factor of dP in dS,
+/// in the place of dS: P before dropout, times the derivative of the score rule if `through_rule`.
 template <typename C, Side side, bool general>
-__device__ __forceinline__ void store_general_weights(const Stage<C, side, general>& stage,
-                                                      const ScoreRule& rules, const QueryTile& query,
-                                                      const KeyTile& keys, bool edge, bool through_rule,
-                                                      const Place<C>& place,
-                                                      const float (&products)[C::M][C::N]) {
+__device__ __forceinline__ void store_general_p(const Stage<C, side, general>& stage, const ScoreRule& rules,
+                                                const QueryTile& query, const KeyTile& keys, bool edge,
+                                                bool through_rule, const Place<C>& place,
+                                                const float (&s)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      stage.weights[place.other(m) * C::pair_stride + place.own(n)] = products[m][n];
+      stage.p[place.other(m) * C::pair_stride + place.own(n)] = s[m][n];
     }
   }
-  __syncwarp();  // the warp's products are there
+  __syncwarp();  // the warp's products are stored, and other lanes read them below
   const bool drawn_in_fours =
       call.problem.features.dropout && side == Side::keys && DropoutFactors::share_counters(call, keys.first);
   constexpr int warp_rows = C::R * C::M;
@@ -226,43 +226,42 @@ __device__ __forceinline__ void store_general_weights(const Stage<C, side, gener
   for (int index = static_cast<int>(threadIdx.x) % 32; index < warp_rows * C::tile / 4; index += 32) {
     const int row = place.in_half * warp_rows + index % warp_rows;
     const int first = index / warp_rows * 4;
-    float weight[4], sloped[4];
+    float p_kept[4], ds_factor[4];
     float factor[4] = {1, 1, 1, 1};
     if (drawn_in_fours) {
       const DropoutFactors drawn(call, query.b, query.h, query.first + row, keys.first + first);
 #pragma unroll
       for (int n = 0; n < 4; ++n) factor[n] = drawn.factor[n];
     }
-    const float4 four = load_four(stage.weights + row * C::pair_stride + first);
+    const float4 four = load_four(stage.p + row * C::pair_stride + first);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int r = side == Side::queries ? first + n : row;
       const int c = side == Side::queries ? row : first + n;
       const std::int64_t i = query.first + r;
       const std::int64_t j = keys.first + c;
-      weight[n] = sloped[n] = 0;
+      p_kept[n] = ds_factor[n] = 0;
       if (stage.states.inverse[r] == 0 || (edge && hidden(call, query.sequence, keys, i, j))) continue;
       float tangent = 0;
-      const float s =
+      const float score =
           score_of<true>(call, rules, query.sequence, query.b, query.h, i, j, element(four, n), tangent);
-      const float p = weight_of(s, stage.states.top[r]) * stage.states.inverse[r];
+      const float p = exponential(score, stage.states.top[r]) * stage.states.inverse[r];
       if (call.problem.features.dropout && !drawn_in_fours) {
         factor[n] = dropout_factor<true>(call, query.b, query.h, i, j);
       }
-      weight[n] = p * factor[n];
-      sloped[n] = through_rule ? p * rules.derivative(tangent) : p;
+      p_kept[n] = p * factor[n];
+      ds_factor[n] = through_rule ? p * rules.derivative(tangent) : p;
     }
     const int at = row * C::pair_stride + first;
-    *reinterpret_cast<float4*>(stage.weights + at) = {weight[0], weight[1], weight[2], weight[3]};
-    *reinterpret_cast<float4*>(stage.dscores + at) = {sloped[0], sloped[1], sloped[2], sloped[3]};
+    *reinterpret_cast<float4*>(stage.p + at) = {p_kept[0], p_kept[1], p_kept[2], p_kept[3]};
+    *reinterpret_cast<float4*>(stage.ds + at) = {ds_factor[0], ds_factor[1], ds_factor[2], ds_factor[3]};
   }
 }
 
-/// d_o·v to score gradients, by the second half. Returns the highest weight that the lane met.
+/// The epilogue of dO·Vᵀ, by the second half: stores dS. Returns the largest P among the lane's elements.
 template <typename C, Side side, bool general>
-__device__ __forceinline__ float store_score_gradients(const Stage<C, side, general>& stage,
-                                                       const Place<C>& place,
-                                                       const float (&dweights)[C::M][C::N]) {
+__device__ __forceinline__ float store_ds(const Stage<C, side, general>& stage, const Place<C>& place,
+                                          const float (&dp)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
   const bool dropout = general && call.problem.features.dropout;
   const float keep_scale = dropout ? call.dropout.keep_scale : 1.0f;
@@ -274,26 +273,27 @@ __device__ __forceinline__ float store_score_gradients(const Stage<C, side, gene
   }
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
-    float weight[C::N], sloped[C::N];  // a row is read before it is written: a load does not wait for a store
+    // The whole row is read before it is written, so that no load waits for a store.
+    float p[C::N], ds_factor[C::N];
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
       const int at = place.other(m) * C::pair_stride + place.own(n);
-      weight[n] = stage.weights[at];
-      highest = fmaxf(highest, weight[n]);
-      sloped[n] = general ? stage.dscores[at] : weight[n];
+      p[n] = stage.p[at];
+      highest = fmaxf(highest, p[n]);
+      ds_factor[n] = general ? stage.ds[at] : p[n];
     }
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      const float dweight = dropout && weight[n] == 0 ? 0.0f : __fmul_rn(dweights[m][n], keep_scale);
-      stage.dscores[place.other(m) * C::pair_stride + place.own(n)] =
-          sloped[n] * (dweight + shift[side == Side::queries ? n : m]);
+      const float dp_kept = dropout && p[n] == 0 ? 0.0f : __fmul_rn(dp[m][n], keep_scale);
+      stage.ds[place.other(m) * C::pair_stride + place.own(n)] =
+          ds_factor[n] * (dp_kept + shift[side == Side::queries ? n : m]);
     }
   }
   return highest;
 }
 
-/// q·kᵀ in the first half, d_o·vᵀ in the second, from the tiles of both sides. These are loaded and awaited
-/// here unless rows are whole; then they must be there.
+/// Computes Q·Kᵀ in the first half and dO·Vᵀ in the second. If rows are whole, the tiles must be in shared
+/// memory already; otherwise this function loads them piece by piece.
 template <typename C, Side side, bool general>
 __device__ __forceinline__ void multiply_pairs(const Stage<C, side, general>& stage, const QueryTile& query,
                                                const KeyTile& keys, const Place<C>& place,
@@ -314,16 +314,16 @@ __device__ __forceinline__ void multiply_pairs(const Stage<C, side, general>& st
     }
   };
   if (stage.whole()) return multiply(0, products);
-  // Each piece is summed by itself, and the pieces in shared memory, where the results will go.
-  float* sums = place.second ? stage.dscores : stage.weights;
+  // Each piece has a sum of its own. The total is kept in shared memory, in the place of the results.
+  float* sums = place.second ? stage.ds : stage.p;
 #pragma unroll 1
   for (int piece = 0; piece < max(stage.pieces_qk, stage.pieces_v); ++piece) {
-    __syncthreads();  // everyone is done with the last piece
+    __syncthreads();  // all warps have read the last piece, which the loads overwrite
     stage.load_own(query, keys, piece);
     stage.load_other(query, keys, piece);
     commit_copies();
     wait_copies<0>();
-    __syncthreads();  // the piece is there
+    __syncthreads();  // all threads' copies of the piece have arrived
     float part[C::M][C::N] = {};
     multiply(piece, part);
 #pragma unroll
@@ -335,10 +335,10 @@ __device__ __forceinline__ void multiply_pairs(const Stage<C, side, general>& st
       }
     }
   }
-  __syncthreads();  // everyone is done with the sums
+  __syncthreads();  // all lanes have read their totals, which P and dS overwrite
 }
 
-/// Whether some pair of the tiles is hidden by band, lengths or block mask.
+/// Whether band, lengths or the block mask hide any pair of the two tiles.
 template <typename C>
 __device__ __forceinline__ bool has_edge(const AttentionCall& call, const QueryTile& query,
                                          const KeyTile& keys) {
@@ -346,9 +346,9 @@ __device__ __forceinline__ bool has_edge(const AttentionCall& call, const QueryT
   return keys.first < all.first || keys.first + C::tile > all.last || keys.count < C::tile || keys.tile >= 0;
 }
 
-/// Fills weights and dscores. When it is done weights are there for all; score gradients, which the second
-/// half makes, after the next barrier of the block. A lane of the second half may look at its pairs before:
-/// `look` is given the highest weight of them.
+/// Computes P and dS in shared memory. On return all threads may read P, but they may read dS only after the
+/// CTA's next barrier, since the second half stores it last. Before that barrier each lane of the second half
+/// calls `look` with the largest P among the elements it stored.
 template <typename C, Side side, bool general, typename Look>
 __device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRule& rules,
                                               const QueryTile& query, const KeyTile& keys, bool through_rule,
@@ -358,13 +358,13 @@ __device__ __forceinline__ void differentiate(const Stage<C, side, general>& sta
   if (!place.second) {
     const bool edge = has_edge<C>(stage.call, query, keys);
     if constexpr (general) {
-      store_general_weights(stage, rules, query, keys, edge, through_rule, place, products);
+      store_general_p(stage, rules, query, keys, edge, through_rule, place, products);
     } else {
-      store_weights(stage, rules, query, keys, edge, place, products);
+      store_p(stage, rules, query, keys, edge, place, products);
     }
   }
-  __syncthreads();  // weights are there
-  if (place.second) look(store_score_gradients(stage, place, products));
+  __syncthreads();  // P is stored, and the second half reads it
+  if (place.second) look(store_ds(stage, place, products));
 }
 
 }  // namespace tilewise::cuda::simt

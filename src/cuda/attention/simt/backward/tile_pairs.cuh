@@ -4,18 +4,19 @@
 
 namespace tilewise::cuda::simt {
 
-/// How backward cuts a problem into blocks.
+/// How backward cuts a problem into CTAs.
 struct Blocks {
   QueryGrid queries;
   KeyGrid keys;
-  int dim_pieces = 1;
+  int dim_pieces = 1;  // of the longer of D and Dv, each with a CTA of its own
 };
 
-/// The pairs of tiles of one block, in order.
+/// The pairs of a query tile and a key tile that one CTA computes, in order.
 template <Side side, bool general>
 class Pairs;
 
-/// Every query tile that sees the keys, head by head of the group.
+/// The CTA keeps a key tile. It walks over every query tile that sees these keys, through all query heads of
+/// the group, one head after another.
 template <bool general>
 class Pairs<Side::keys, general> {
  public:
@@ -33,7 +34,8 @@ class Pairs<Side::keys, general> {
     keys = blocks.keys.tile(call, query.sequence, turn.tile);
     next_h_ = query.h;
     last_h_ = query.h + call.group();
-    // Queries i with i + offset − left < the end of the keys, and i + offset + right >= their beginning.
+    // Query i sees a key of the tile if i + offset − left < the tile's end and i + offset + right >= its
+    // begin.
     const std::int64_t position = keys.first - query.sequence.band_offset;
     const std::int64_t first = max(std::int64_t{0}, position - call.band.right);
     const std::int64_t last = min(query.sequence.length_q, position + keys.count + call.band.left);
@@ -60,7 +62,8 @@ class Pairs<Side::keys, general> {
   std::int64_t next_h_, last_h_;
 };
 
-/// Every key tile that the queries see, the last queries first: with causal they see the most.
+/// The CTA keeps a query tile and walks over every key tile that these queries see. The last query tiles come
+/// first: with causal they see the most keys.
 template <bool general>
 class Pairs<Side::queries, general> {
  public:

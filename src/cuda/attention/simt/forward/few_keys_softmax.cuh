@@ -12,21 +12,21 @@
 
 namespace tilewise::cuda::simt::few_keys {
 
-// The kernel for few keys (fused_short.cu): what it is given; what a block has, where in shared memory, and
-// which of it is a thread's; and how that comes there.
+// The parts of the kernel for few keys (fused_short.cu) before P·V: its parameters, a CTA's shared memory,
+// the loads, the product Q·Kᵀ and the softmax.
 
-/// Rows of an entry and head. Those of a block are reached by one instruction each: a 32-bit product on top
-/// of a 64-bit address.
+/// The rows of a tensor. The address of a row of the CTA's entry and head takes one instruction: a 32-bit
+/// product added to a 64-bit address.
 struct ShortRows {
   float* data;
   std::int64_t stride_b, stride_h;
-  int stride_bytes;  // from a row to the next
+  int stride_bytes;  // from one row to the next
 
   static ShortRows of(const Rows& rows) {
     return {rows.wanted ? reinterpret_cast<float*>(rows.data) : nullptr, rows.stride_b, rows.stride_h,
             static_cast<int>(rows.stride_s * static_cast<std::int64_t>(sizeof(float)))};
   }
-  /// Whether 32 bits are enough for that stride.
+  /// Whether 32 bits are enough for the stride in bytes.
   static bool holds(const Rows& rows) { return std::abs(rows.stride_s) < (1 << 28); }
   __device__ float* first(std::uint32_t b, std::uint32_t h, int row) const {
     return at(data + b * stride_b + h * stride_h, row);
@@ -38,7 +38,7 @@ struct ShortRows {
   }
 };
 
-/// Divides what is far below 2^16 by what is, too, with a product for a division.
+/// Divides numbers far below 2^16 by a product with the inverse.
 struct Divisor {
   std::uint32_t value, inverse;  // 2^31 / value, rounded up
 
@@ -51,15 +51,15 @@ struct Divisor {
   }
 };
 
-/// A call in as few numbers as it takes: the constant cache is cold when a kernel begins, and each line
-/// waits.
+/// The kernel's parameters, as few as possible: the constant cache is cold when a kernel starts, and every
+/// line of it is a miss.
 struct ShortCall {
   ShortRows q, k, v, o, lse;
-  Divisor heads, heads_together;
+  Divisor heads, gqa_group;  // query heads, and query heads per key head
   int length_q, length_k, dim_qk, dim_v;
   int left, right;    // query i sees keys i − left up to i + right
-  float scale, unit;  // of products, in natural units and for exp2; both positive
-  bool negative;      // the scale, so that products are negated
+  float scale, unit;  // the scale's absolute value, in natural units and for exp2
+  bool negative;      // whether the scale is negative, so that S is negated
 };
 
 constexpr int queries = ShortTile::queries;
@@ -67,35 +67,35 @@ constexpr int most_keys = 256;
 constexpr int dim = ShortTile::dim;
 constexpr int warps = 8;
 constexpr int threads = warps * 32;
-constexpr int M = 8;  // queries of a lane
-constexpr int N = 8;  // its keys, then its dims
-constexpr int piece = 32;
+constexpr int M = 8;       // queries of a lane
+constexpr int N = 8;       // keys of a lane in S, dims in O
+constexpr int piece = 32;  // dims of a piece of D
 constexpr int side_queries = queries / 2;
 constexpr int quarter_keys = most_keys / 4;
 constexpr int group_keys = most_keys / 2;
 
 using Lane = Lanes<4, true>;
-using Queries = TurnedInFours<queries, 4, 4>;  // [piece, queries]
-using Keys = TurnedInFours<most_keys, 8, 4>;   // [piece, keys]
-using Weights = TurnedInFours<queries, 4, 8>;  // [keys, queries]
-using Values = Transposed<dim, 8>;             // [keys, dim]
+using Queries = PaddedTransposed<queries, 4, 4>;  // [piece, queries]
+using Keys = PaddedTransposed<most_keys, 8, 4>;   // [piece, keys]
+using P = PaddedTransposed<queries, 4, 8>;        // [keys, queries]
+using Values = Transposed<dim, 8>;                // [keys, dim]
 
-// Floats in shared memory. Weights come when keys and queries are done with, and an exchange of results when
-// weights are.
+// Offsets in shared memory, in floats. P overwrites the pieces of Q and K, and the exchange of O overwrites
+// P.
 constexpr int k_floats = Keys::offset(piece);
-constexpr int place_floats = k_floats + Queries::offset(piece);
+constexpr int stage_floats = k_floats + Queries::offset(piece);
 constexpr int v_at = 0;
-constexpr int places_at = v_at + most_keys * dim;  // of two pieces
-constexpr int p_at = places_at;
-constexpr int exchange_at = places_at;
-constexpr int maxima_at = places_at + 2 * place_floats;  // [quarter, queries]
+constexpr int stages_at = v_at + most_keys * dim;  // two stages, each a piece of K and Q
+constexpr int p_at = stages_at;
+constexpr int exchange_at = stages_at;
+constexpr int maxima_at = stages_at + 2 * stage_floats;  // [quarter, queries]
 constexpr int sums_at = maxima_at + 4 * queries;         // [quarter, queries]
 constexpr int all_floats = sums_at + 4 * queries;
-static_assert(Weights::offset(most_keys) <= 2 * place_floats);
-static_assert(threads * M * N / 2 <= 2 * place_floats);
+static_assert(P::offset(most_keys) <= 2 * stage_floats);
+static_assert(threads * M * N / 2 <= 2 * stage_floats);
 constexpr std::size_t shared_bytes = sizeof(float) * all_floats;
 
-/// What a block works on.
+/// The CTA's queries, and the keys that they see.
 struct Work {
   std::uint32_t b, h, key_head;
   int first_query, query_count, first_key, key_count;
@@ -103,32 +103,34 @@ struct Work {
   __device__ explicit Work(const ShortCall& call) {
     b = call.heads.quotient(blockIdx.y);
     h = blockIdx.y - b * call.heads.value;
-    key_head = call.heads_together.quotient(h);
-    first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * queries;  // the last see the most keys
+    key_head = call.gqa_group.quotient(h);
+    // The last queries see the most keys, so they come first.
+    first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * queries;
     query_count = min(queries, call.length_q - first_query);
     first_key = min(max(0, first_query - call.left), call.length_k - 1);
     key_count = max(0, min(call.length_k, first_query + query_count + call.right) - first_key);
   }
 };
 
-/// Where a thread stands.
+/// The thread's place in the CTA, and the queries, keys and dims of its elements of S and O.
 struct Place {
-  int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // the same to the compiler, too
+  // The shuffle tells the compiler that all lanes have the same number.
+  int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   Lane lane;
-  int side = warp % 2;      // of the queries
-  int quarter = warp / 2;   // of the keys, in the first product
-  int half = warp / 2 % 2;  // of the dims, in the second
-  int group = warp / 4;     // there: of the keys
+  int side = warp % 2;      // half of the queries
+  int quarter = warp / 2;   // quarter of the keys in Q·Kᵀ
+  int half = warp / 2 % 2;  // half of the dims in P·V
+  int group = warp / 4;     // half of the keys in P·V
 
   __device__ int query(int m) const { return side * side_queries + in_runs<4>(lane.row, m); }
   __device__ int key(int n) const { return quarter * quarter_keys + in_runs<8>(lane.column, n); }
   __device__ int dim_of(int n) const { return half * (dim / 2) + in_runs<8>(lane.column, n); }
 };
 
-/// Queries and keys on their way. They come by halves: half n is piece n / 2 of half n % 2 of the rows, five
-/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes,
-/// transposed, to as many banks as it has lanes. Rows past the last are the last again; what comes of them is
-/// hidden, or not written.
+/// Loads pieces of Q and K into registers and stores them transposed in shared memory. A step has half of the
+/// rows: step n loads piece n / 2 of half n % 2 of the rows, with five loads per thread, the last of which is
+/// of Q. A warp reads 128 bytes of four rows and writes to as many banks as it has lanes. Past the last row,
+/// the last row is read again; its results are hidden or not written.
 class Pieces {
  public:
   static constexpr int loads = 5;
@@ -140,8 +142,8 @@ class Pieces {
         k_stride_bytes_(call.k.stride_bytes),
         last_query_(work.query_count - 1),
         last_key_(max(0, work.key_count - 1)),
-        q_smem_(shared + places_at + k_floats + Queries::offset(column()) + row()),
-        k_smem_(shared + places_at + Keys::offset(column()) + row()) {}
+        q_smem_(shared + stages_at + k_floats + Queries::offset(column()) + row()),
+        k_smem_(shared + stages_at + Keys::offset(column()) + row()) {}
 
   __device__ float4 fetch(unsigned half, int n) const {
     const int first = static_cast<int>(half / 2) * piece;
@@ -154,15 +156,15 @@ class Pieces {
                                 k_stride_bytes_);
     return __ldg(reinterpret_cast<const float4*>(from));
   }
-  /// Where a half goes.
+  /// The thread's addresses in shared memory for one step.
   struct Target {
     float *q_smem, *k_smem;
   };
   __device__ Target target(unsigned half) const {
-    const unsigned place = half / 2 % 2 * place_floats;
+    const unsigned place = half / 2 % 2 * stage_floats;
     return {q_smem_ + place + half % 2 * (queries / 2), k_smem_ + place + half % 2 * group_keys};
   }
-  /// Dims d and d + 1 of the four.
+  /// Stores dims d and d + 1 of the four.
   __device__ void put(const Target& to, int n, int d, const float4& four) const {
     if (n + 1 == loads) {
       to.q_smem[Queries::offset(d)] = element(four, d);
@@ -174,7 +176,7 @@ class Pieces {
   }
 
  private:
-  static constexpr int rows = threads / 8;  // that all threads have at a time
+  static constexpr int rows = threads / 8;  // rows that all threads load at once
   static_assert(2 * rows == queries && rows * (loads - 1) == group_keys);
 
   __device__ static int column() { return static_cast<int>(threadIdx.x) % 8 * 4; }
@@ -185,8 +187,8 @@ class Pieces {
   float *q_smem_, *k_smem_;
 };
 
-/// Copies of values, eight rows at a time: a warp a row. Rows past the last come as the last again, since a
-/// copy that may be of nothing takes more instructions, and are cleared when all are there.
+/// Copies V into shared memory, eight rows at a time, one per warp. Past the last row, the last row is copied
+/// again, since a copy that may be empty takes more instructions. finish() then clears these rows.
 class ValueCopies {
  public:
   __device__ ValueCopies(const ShortCall& call, const Work& work, float* shared)
@@ -199,7 +201,7 @@ class ValueCopies {
     const int key = min(eight * 8 + row(), max(0, key_count_ - 1));
     copy_async_16(to_smem_ + eight * 8 * dim, ShortRows::row_at(v_gmem_, key, stride_bytes_), true);
   }
-  /// Waits for the thread's own copies.
+  /// Waits for the thread's own copies, and clears its rows past the last.
   __device__ void finish() const {
     commit_copies();
     wait_copies<0>();
@@ -217,10 +219,10 @@ class ValueCopies {
   float* to_smem_;
 };
 
-// From queries and keys to weights: the first product, then what it hides, then the softmax over all keys.
+// From Q and K to P: the product, the band, and the softmax over all keys.
 
-/// s[m][n] += Σ_k q[k][m]·k[k][n] over `depth` k. In each step `meanwhile(step)` does something beside: all
-/// at once it would keep the product's loads waiting.
+/// s[m][n] += Σ_k q[k][m]·k[k][n] for `depth` k. Each step also calls `meanwhile(step)`, a part of other
+/// work, which would delay the product's loads if it came all at once.
 template <int depth, typename Meanwhile>
 __device__ __forceinline__ void multiply_meanwhile(float (&s)[M][N], const Queries& q, const Keys& k,
                                                    const Meanwhile& meanwhile) {
@@ -241,14 +243,14 @@ __device__ __forceinline__ void multiply_meanwhile(float (&s)[M][N], const Queri
     for (int m = 0; m < M; ++m) {
 #pragma unroll
       for (int visit = 0; visit < N; ++visit) {
-        const int n = to_and_fro(m % 2 == 1, visit, N);
+        const int n = back_and_forth(m % 2 == 1, visit, N);
         s[m][n] = fmaf(element(q4[step % 2][m / 4], m % 4), element(k4[step % 2][n / 4], n % 4), s[m][n]);
       }
     }
   }
 }
 
-/// The products of all queries and keys. Begins to copy the values, too.
+/// Q·Kᵀ of all queries and keys. Also starts the copies of V.
 __device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work& work, const Place& place,
                                               const ValueCopies& values, float (&s)[M][N], float* shared) {
   const Pieces pieces(call, work, shared);
@@ -271,15 +273,15 @@ __device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work&
   float4(&next)[loads] = ahead[2];
 #pragma unroll
   for (int n = 0; n < loads; ++n) next[n] = pieces.fetch(2, n);
-  __syncthreads();  // the first piece is there
+  __syncthreads();  // the first piece is stored
 
-  const float* q_smem = shared + places_at + k_floats + place.query(0);
-  const float* k_smem = shared + places_at + place.key(0);
+  const float* q_smem = shared + stages_at + k_floats + place.query(0);
+  const float* k_smem = shared + stages_at + place.key(0);
 #pragma unroll 1
   for (unsigned half = 0; half < halves; ++half) {
-    const unsigned at = half / 2 % 2 * place_floats;
+    const unsigned at = half / 2 % 2 * stage_floats;
     const unsigned second = half % 2;
-    // What is put or fetched past the last piece meets nobody.
+    // Nobody reads what is fetched and stored past the last piece.
     const Pieces::Target target = pieces.target(half + 2);
     const unsigned following = min(half + 3, halves - 1);
     multiply_meanwhile<piece / 2>(s, Queries{q_smem + at + second * Queries::offset(piece / 2)},
@@ -294,12 +296,12 @@ __device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work&
                                     }
                                     if (step % 4 == 3) values.copy(static_cast<int>(half) * 4 + step / 4);
                                   });
-    if (half % 2 == 1) __syncthreads();  // the next piece is there, and everyone is done with this one
+    if (half % 2 == 1) __syncthreads();  // the next piece is stored, and all warps have read this one
   }
   for (int eight = static_cast<int>(halves) * 4; eight < most_keys / 8; ++eight) values.copy(eight);
 }
 
-// A lane's S (accumulator.cuh).
+// The view of a lane's S (accumulator.cuh).
 struct View {
   static constexpr int queries = M;
   static constexpr int keys = N;
@@ -307,7 +309,7 @@ struct View {
   static __device__ __forceinline__ constexpr int step(int k) { return in_runs<8>(0, k); }
 };
 
-// Hides what the band and the end of the keys hide.
+// Hides keys outside the band and past the last key.
 __device__ __forceinline__ void hide(const ShortCall& call, const Work& work, const Place& place,
                                      float (&s)[M][N]) {
   const int first_query = work.first_query - work.first_key + place.side * side_queries;
@@ -326,7 +328,8 @@ __device__ __forceinline__ void hide(const ShortCall& call, const Work& work, co
   }
 }
 
-// Scores to weights, in shared memory, by the maxima of rows over all quarters.
+// Computes P before the division, with row maxima over all quarters of the keys, and stores it in shared
+// memory.
 __device__ __forceinline__ void softmax(const ShortCall& call, const Place& place, float (&s)[M][N],
                                         float* shared) {
   const auto over_row = [](float(&x)[M], const auto& join) {
@@ -352,7 +355,7 @@ __device__ __forceinline__ void softmax(const ShortCall& call, const Place& plac
   }
   over_row(of_row, [](float x, float y) { return fmaxf(x, y); });
   store_row(of_row, shared + maxima_at);
-  __syncthreads();  // the maxima of all quarters are there
+  __syncthreads();  // the maxima of all quarters are stored
 #pragma unroll
   for (int m = 0; m < M; m += 4) {
 #pragma unroll
@@ -376,7 +379,7 @@ __device__ __forceinline__ void softmax(const ShortCall& call, const Place& plac
   for (int m = 0; m < M; m += 4) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      store_4(shared + p_at + Weights::offset(place.key(n)) + place.query(m),
+      store_4(shared + p_at + P::offset(place.key(n)) + place.query(m),
               float4{s[m][n], s[m + 1][n], s[m + 2][n], s[m + 3][n]});
     }
   }
@@ -384,7 +387,7 @@ __device__ __forceinline__ void softmax(const ShortCall& call, const Place& plac
   store_row(of_row, shared + sums_at);
 }
 
-/// What results are to be multiplied by, a query of the warp's side a lane. Writes lse, too.
+/// 1 / the row sum over all quarters: lane n has that of query n of the warp's side. Also writes LSE.
 __device__ __forceinline__ float join_quarters(const ShortCall& call, const Work& work, const Place& place,
                                                const float* shared) {
   const int r = place.side * side_queries + static_cast<int>(threadIdx.x) % 32;

@@ -20,42 +20,43 @@
 
 namespace tilewise::cuda::simt {
 
-// What becomes of a warp's products before and after the softmax: masks, and the way through shared memory.
+// The steps before and after the softmax: score rules, masks and dropout, and the way of a warp's S and P
+// through shared memory.
 
-/// Where query r and key c of a warp are in its weights, [keys, warp_queries].
+/// Index of query r and key c in a warp's S or P in shared memory, [keys, warp_queries].
 template <typename C>
-__device__ __forceinline__ int weight_at(int r, int c) {
+__device__ __forceinline__ int pair_index(int r, int c) {
   return c * C::p_stride + r;
 }
 
 template <typename C>
-__device__ __forceinline__ void store_weights(const float (&p)[C::M][C::N], float* p_smem,
-                                              const ForwardPlace<C>& place) {
+__device__ __forceinline__ void store_accumulator(const float (&s)[C::M][C::N], float* p_smem,
+                                                  const ForwardPlace<C>& place) {
 #pragma unroll
   for (int n = 0; n < C::N; ++n) {
 #pragma unroll
     for (int m = 0; m < C::M; m += 4) {
-      *reinterpret_cast<float4*>(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n))) =
-          float4{p[m][n], p[m + 1][n], p[m + 2][n], p[m + 3][n]};
+      *reinterpret_cast<float4*>(p_smem + pair_index<C>(in_runs<C::R>(place.lane.row, m), place.key(n))) =
+          float4{s[m][n], s[m + 1][n], s[m + 2][n], s[m + 3][n]};
     }
   }
 }
 
 template <typename C>
-__device__ __forceinline__ void load_weights(float (&s)[C::M][C::N], const float* p_smem,
-                                             const ForwardPlace<C>& place) {
+__device__ __forceinline__ void load_accumulator(float (&s)[C::M][C::N], const float* p_smem,
+                                                 const ForwardPlace<C>& place) {
 #pragma unroll
   for (int n = 0; n < C::N; ++n) {
 #pragma unroll
     for (int m = 0; m < C::M; m += 4) {
-      const float4 four = load_four(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
+      const float4 four = load_four(p_smem + pair_index<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
 #pragma unroll
       for (int r = 0; r < 4; ++r) s[m + r][n] = element(four, r);
     }
   }
 }
 
-/// A lane's S (accumulator.cuh): its keys are C::C apart.
+/// The view of a lane's S (accumulator.cuh): its keys have a distance of C::C.
 template <typename C>
 struct SimtView {
   static constexpr int queries = C::M;
@@ -64,7 +65,7 @@ struct SimtView {
   static __device__ __forceinline__ constexpr int step(int k) { return C::C * k; }
 };
 
-/// Hides what the band hides: in the plain kernel all there is between a product and exp2.
+/// Hides the keys outside the band. In the plain kernel this is the only step between a product and exp2.
 template <typename C>
 __device__ __forceinline__ void hide(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
                                      const ForwardPlace<C>& place, float (&s)[C::M][C::N]) {
@@ -77,21 +78,21 @@ __device__ __forceinline__ void hide(const AttentionCall& call, const QueryTile&
   }
 }
 
-/// Products to scores by way of shared memory, where a loop can reach them: the code for a pair, with all it
-/// may have to do, is there once.
+/// Replaces products q·k by scores. The accumulator goes through shared memory, where a loop can index its
+/// elements, so that the long code for one element is instantiated once.
 template <typename C>
 __device__ __forceinline__ void finish_scores(const AttentionCall& call, const ScoreRule& rules,
                                               const QueryTile& query, const KeyTile& keys, bool edge,
                                               const ForwardPlace<C>& place, float* p_smem,
                                               float (&s)[C::M][C::N]) {
-  store_weights<C>(s, p_smem, place);
+  store_accumulator<C>(s, p_smem, place);
 #pragma unroll 1
-  for (int index = 0; index < C::N * C::M / 4; ++index) {  // a lane meets what it stored itself
+  for (int index = 0; index < C::N * C::M / 4; ++index) {  // a lane reads only what it stored itself
     const int n = index / (C::M / 4);
     const int m = index % (C::M / 4) * 4;
     const std::int64_t j = keys.first + place.key(n);
     float4& four =
-        *reinterpret_cast<float4*>(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
+        *reinterpret_cast<float4*>(p_smem + pair_index<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
     float lane[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -103,14 +104,15 @@ __device__ __forceinline__ void finish_scores(const AttentionCall& call, const S
     }
     four = {lane[0], lane[1], lane[2], lane[3]};
   }
-  load_weights<C>(s, p_smem, place);
+  load_accumulator<C>(s, p_smem, place);
 }
 
-/// A lane draws for four keys of a query at a time, which share a random number.
+/// Applies dropout to P in shared memory. A lane draws for four keys of a query at once, which share a Philox
+/// counter.
 template <typename C>
 __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
                                      const ForwardPlace<C>& place, float* p_smem) {
-  __syncwarp();  // the warp's weights are there
+  __syncwarp();  // the warp's P is stored, and other lanes read it
 #pragma unroll 1
   for (int index = static_cast<int>(threadIdx.x) % 32; index < C::warp_queries * C::group_keys / 4;
        index += 32) {
@@ -121,11 +123,11 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
     if (DropoutFactors::share_counters(call, keys.first)) {
       const DropoutFactors drawn(call, query.b, query.h, i, j);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) p_smem[weight_at<C>(r, c + n)] *= drawn.factor[n];
+      for (int n = 0; n < 4; ++n) p_smem[pair_index<C>(r, c + n)] *= drawn.factor[n];
     } else {
 #pragma unroll 1
       for (int n = 0; n < 4; ++n) {
-        p_smem[weight_at<C>(r, c + n)] *= dropout_factor<true>(call, query.b, query.h, i, j + n);
+        p_smem[pair_index<C>(r, c + n)] *= dropout_factor<true>(call, query.b, query.h, i, j + n);
       }
     }
   }
@@ -133,17 +135,17 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
 
 namespace {
 
-// Online softmax in one kernel. A block keeps a tile of queries and walks over tiles of keys; scores live in
-// registers, pass through shared memory once as weights, and never reach global memory. A warp has its
-// queries for itself, so that weights need no barrier: two a tile of keys are left, each with the next copy
-// under way behind it. Head dims beyond a tile's are met by walking over pieces of D for every tile of keys,
-// and by giving each piece of Dv a block of its own.
+// Attention in one kernel with an online softmax. A CTA keeps a tile of queries and walks over tiles of keys.
+// S stays in registers, passes through shared memory once as P, and never reaches global memory. No two warps
+// of a group share a query, so P needs no barrier of the CTA. Two barriers remain per tile of keys, and
+// behind each the next copy is in flight. If D exceeds a tile's dims, the CTA walks over pieces of D for
+// every tile of keys; each piece of Dv has a CTA of its own.
+//
+// Each kernel has two variants: plain, for aligned f32 rows with constant strides where only the band hides
+// keys, and general, for everything else. A single kernel would cost the plain case a tenth of its speed, in
+// registers.
 
-// There are two of each: a plain kernel for aligned f32 rows at a stride and scores that only a band hides,
-// and a general one for everything else. One kernel for all would cost the plain case a tenth of its speed,
-// in registers.
-
-// Element n of a few in registers, which cannot be reached by an index.
+// Element n of an array in registers, which cannot be indexed at run time.
 template <int count>
 __device__ __forceinline__ float pick(const float (&x)[count], int n) {
   if constexpr (count == 1) {
@@ -156,8 +158,9 @@ __device__ __forceinline__ float pick(const float (&x)[count], int n) {
   }
 }
 
-// Joins the sink, divides, writes o (and lse, by the blocks of the first piece of Dv). Each lane does the
-// arithmetic of one row: code that runs once is mostly waited for, so it is kept short.
+// The epilogue: joins the sink, divides by the row sum and writes O. CTAs of the first piece of Dv also write
+// LSE. Each lane does the arithmetic of one row, which keeps the code short: code that runs once mostly waits
+// for its instructions.
 template <typename C, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
                                        const ScoreRule& rules, float sign, const ForwardPlace<C>& place,
@@ -171,7 +174,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   float maximum = pick(row.maximum, own);
   float factor = 1;
   if constexpr (!general)
-    maximum = fmaxf(maximum * rules.scale * sign, lowest);  // natural units from here on
+    maximum = fmaxf(maximum * rules.scale * sign, lowest);  // in natural units from here on
   if (call.problem.features.sinks) {
     float sink_weight;
     factor = join_sink(static_cast<float>(call.sinks.at(query.b, query.h)), maximum, sink_weight);
@@ -180,7 +183,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   const float own_inverse = sum == 0 ? 0.0f : factor / sum;
   const std::int64_t first = query.sequence.first_q + query.first;
   if (call.lse.wanted && first_dim == 0 && place.lane.column < C::M && r < query.count) {
-    if constexpr (general) {  // maximum and logarithm may cancel, and a piece may ask for lse in f64
+    if constexpr (general) {  // maximum and logarithm may cancel, and a piece may ask for LSE in f64
       const double lse = sum == 0 ? static_cast<double>(minus_infinity)
                                   : static_cast<double>(maximum) + log(static_cast<double>(sum));
       std::byte* to = call.lse.at(query.b, query.h, first + r);
@@ -189,7 +192,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
       } else {
         *reinterpret_cast<float*>(to) = static_cast<float>(lse);
       }
-    } else {  // short code
+    } else {  // kept short, too
       const float logarithm = maximum + logf(sum);
       const float lse = sum == 0 ? minus_infinity : logarithm;
       *reinterpret_cast<float*>(call.lse.at(query.b, query.h, first + r)) = lse;
@@ -217,16 +220,16 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
 
 struct Blocks {
   QueryGrid queries;
-  int dim_pieces;  // of Dv
+  int dim_pieces;  // pieces of Dv
 };
 
-// How rows come into shared memory: queries, and the keys and values of a tile.
+// Loads the tile of Q and tiles of K and V into shared memory.
 template <typename C, bool general>
 struct Loader {
   const QueryTile& query;
   RowAddress q;
   std::conditional_t<general, PagedRowAddress, RowAddress> k, v;
-  int dim_qk, first_dim, dims_v;  // of v: the block's piece
+  int dim_qk, first_dim, dims_v;  // the CTA's piece of Dv is [first_dim, first_dim + dims_v)
 
   __device__ Loader(const AttentionCall& call, const QueryTile& query_, int first_dim_)
       : query(query_),
@@ -265,15 +268,15 @@ struct Loader {
   }
 };
 
-// What the block of that index does.
+// Computes the query tile and the piece of Dv with that index.
 template <typename C, bool general>
 __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& blocks,
                                        const SomeHeads& heads, std::int64_t index, float* shared) {
-  float* q_smem = shared;                // [D piece, queries], transposed
-  float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
-  float* v_smem = k_smem + C::k_floats;  // [keys, Dv piece]
-  float* p_smem = v_smem + C::v_floats;  // a warp: [group_keys, warp_queries]
-  float* q_loaded = v_smem;              // [queries, D piece], before values and weights need the place
+  float* q_smem = shared;                // [piece of D, queries], transposed
+  float* k_smem = q_smem + C::q_floats;  // [keys, piece of D]
+  float* v_smem = k_smem + C::k_floats;  // [keys, piece of Dv]
+  float* p_smem = v_smem + C::v_floats;  // per warp [group_keys, warp_queries]
+  float* q_loaded = v_smem;              // [queries, piece of D], until V and P need the place
 
   const int first_dim = static_cast<int>(index % static_cast<std::uint32_t>(blocks.dim_pieces)) * C::dim;
   const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_q, blocks.queries.tiles)
@@ -293,11 +296,10 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
   const Transposed<C::queries, C::R> q_transposed{q_smem + place.first_query() + place.lane.row * 4};
   const ByRows<C::row_stride, C::C> k_rows{k_smem +
                                            (place.group * C::group_keys + place.lane.column) * C::row_stride};
-  const Transposed<C::p_stride, C::R> weights{p_warp + place.lane.row * 4};
-  const Transposed<C::dim, C::C> values{v_smem + place.group * C::group_keys * C::dim +
+  const Transposed<C::p_stride, C::R> p_transposed{p_warp + place.lane.row * 4};
+  const Transposed<C::dim, C::C> v_rows{v_smem + place.group * C::group_keys * C::dim +
                                         place.lane.column * 4};
-  // The maximum of products is that of scores only where the scale is positive, so its sign goes to the
-  // queries.
+  // The largest product is the largest score only if the scale is positive. So Q takes the scale's sign.
   const float sign = !general && rules.scale < 0 ? -1.0f : 1.0f;
   const float unit = general ? log2e : rules.scale_log2 * sign;
   const float slack = 8 / unit;
@@ -329,7 +331,7 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
     load.keys(keys, 0, k_smem);
     commit_copies();
     wait_copies<1>();
-    __syncthreads();  // queries are there
+    __syncthreads();  // all threads' copies of Q have arrived
     transpose_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(0), sign);
   }
   while (keys.count > 0) {
@@ -337,38 +339,38 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
     float s[C::M][C::N] = {};
     if (pieces == 1) {
       wait_copies<0>();
-      __syncthreads();  // keys are there, queries are transposed, and everyone is done with the last values
+      __syncthreads();  // K has arrived, Q is transposed, and all warps have read the last V, now overwritten
       load.values(keys, v_smem);
       commit_copies();
       multiply(s, load.depth(0));
       wait_copies<0>();
-      __syncthreads();  // values are there, and everyone is done with the keys
+      __syncthreads();  // V has arrived, and all warps have read K, which the next copy overwrites
       if (ahead.count > 0) load.keys(ahead, 0, k_smem);
       commit_copies();
     } else {
       for (int piece = 0; piece < pieces; ++piece) {
-        __syncthreads();  // everyone is done with what is overwritten
+        __syncthreads();  // all warps have read the tiles that the loads overwrite
         load.queries(piece, q_loaded);
         load.keys(keys, piece, k_smem);
         commit_copies();
         wait_copies<0>();
-        __syncthreads();  // the piece is there
+        __syncthreads();  // all threads' copies of the piece have arrived
         transpose_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(piece), sign);
-        __syncthreads();  // and transposed
-        float part[C::M][C::N] = {};
-        multiply(part, load.depth(piece));
-        if (piece > 0) load_weights<C>(s, p_warp, place);
+        __syncthreads();  // Q is transposed
+        float piece_s[C::M][C::N] = {};
+        multiply(piece_s, load.depth(piece));
+        if (piece > 0) load_accumulator<C>(s, p_warp, place);
 #pragma unroll
         for (int m = 0; m < C::M; ++m) {
 #pragma unroll
-          for (int n = 0; n < C::N; ++n) s[m][n] += part[m][n];
+          for (int n = 0; n < C::N; ++n) s[m][n] += piece_s[m][n];
         }
-        store_weights<C>(s, p_warp, place);  // the sum waits where weights will be
+        store_accumulator<C>(s, p_warp, place);  // S of the pieces so far is kept in the place of P
       }
       load.values(keys, v_smem);
       commit_copies();
       wait_copies<0>();
-      __syncthreads();  // values are there
+      __syncthreads();  // all threads' copies of V have arrived
     }
     const KeyTile own = place.share(keys);
     const bool edge = own.first < all.first || own.first + C::group_keys > all.last ||
@@ -379,12 +381,12 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
       if (edge) hide<C>(call, query, own, place, s);
     }
     softmax<C, general>(s, o, unit, slack, row);
-    store_weights<C>(s, p_warp, place);
+    store_accumulator<C>(s, p_warp, place);
     if constexpr (general) {
       if (call.problem.features.dropout) drop<C>(call, query, own, place, p_warp);
     }
-    __syncwarp();  // the warp's weights are there
-    add_product(o, weights, values, (own.count + 7) / 8 * 8);
+    __syncwarp();  // the warp's P is stored, and other lanes read it
+    add_product(o, p_transposed, v_rows, (own.count + 7) / 8 * 8);
     keys = ahead;
   }
   if constexpr (C::groups == 2) {
@@ -401,17 +403,17 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   if constexpr (runs_in_code(C::shared_bytes)) attend<C, general>(call, blocks, {}, blockIdx.x, shared);
 }
 
-// For some heads, which are often none: as many blocks as there are multiprocessors look for something to do.
+// For selected heads, often none. One CTA per SM looks for selected tiles.
 template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                           const SomeHeads heads, std::uint32_t count) {
   TILEWISE_DYNAMIC_SHARED(float, shared, 16);
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   if (heads.none()) return;
   for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     attend<C, general>(call, blocks, heads, index, shared);
-    __syncthreads();  // everyone is done with shared memory
+    __syncthreads();  // all warps have read shared memory, which the next tile overwrites
   }
 }
 
@@ -444,7 +446,7 @@ void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& 
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = static_cast<cudaStream_t>(context.stream),
-       .early = begins_early(context.device)},
+       .early = has_pdl(context.device)},
       call, blocks, heads, static_cast<std::uint32_t>(count));
 }
 
@@ -453,7 +455,7 @@ void run_for(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const DeviceProperties& device = device_properties(context.device.index);
-  // A smaller tile does less work a second, so it pays only where most of the GPU would stand idle.
+  // A smaller tile has a lower throughput, so it pays only where most SMs would be idle with a larger one.
   const auto suits = [&]<typename C>(C) {
     const std::int64_t blocks = problem.batch * problem.heads_q * QueryGrid::of(call, C::queries).tiles;
     return C::shared_bytes <= device.shared_bytes && 4 * blocks >= 3 * device.multiprocessors;
@@ -464,12 +466,12 @@ void run_for(const AttentionCall& call, const Context& context) {
   }
   static_assert(takes_pieces<Small64> && takes_pieces<Small128>);
   if constexpr (!general) {
-    // Longer tiles of keys have fewer ends, at the price of a last one that is filled less.
+    // Longer tiles of keys have fewer barriers and softmax steps, but a last tile that is less full.
     if (problem.length_k >= 16 * Wide128::keys && suits(Long128{}))
       return run<Long128, general>(call, stream);
   }
-  // How long until the last block is done: a round of blocks after another, or, where causal blocks differ in
-  // length and the longest go first, an even share, but no less than the longest.
+  // A model of the time until the last CTA ends: waves of equal CTAs. Where causal makes CTAs unequal and the
+  // longest start first, the SMs have equal work, but no less than the longest CTA.
   const auto duration = [&]<typename C>(C, double speed) {
     const std::int64_t pieces = (problem.dim_v + C::dim - 1) / C::dim;
     const double blocks =
@@ -495,14 +497,15 @@ void run_for(const AttentionCall& call, const Context& context) {
                                                        : run<Small64, general>(call, stream);
 }
 
-// Where only a band hides, of aligned f32 rows that the GPU's shared memory takes whole.
+// Whether the plain variant takes the call: only the band hides keys, and rows are aligned f32 that fit whole
+// into the GPU's shared memory.
 bool plain_forward(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   const std::size_t shared_bytes = device_properties(problem.device.index).shared_bytes;
   const int most = Small128::shared_bytes <= shared_bytes ? Small128::dim : Small64::dim;
   return problem.length_q > 1 && !problem.features.needs_more_than_band() &&
          problem.layout != Layout::paged && !problem.piece.wide_statistics &&
-         call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
+         call.scale != 0 &&  // times 0, a hidden product, −inf, would be NaN
          plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
          plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) && problem.dim_qk <= most &&
          problem.dim_v <= most;

@@ -13,22 +13,26 @@ namespace {
 
 using namespace few_keys;
 
-// Attention over so few keys that a block has the scores of all of them at once, in registers: 8 x 8 a lane
-// in both products, where forward/fused.cu, which keeps o beside them, has room for 8 x 4 in the first. Both
-// operands of both are transposed, which the compiler makes the best of. Such problems have a single round of
-// blocks, so all that a block does beside its products counts: addresses are made of few numbers (ShortCall),
-// keys and queries come in pieces of D, values while scores are multiplied, and all warps write results.
+// Attention over so few keys that a CTA holds S of all of them at once in registers. A lane has 8 x 8
+// elements in both products, where forward/fused.cu, which keeps O beside S, has room for 8 x 4 of S. Both
+// operands of both products are transposed, for which the compiler generates the best code. Such problems
+// have a single wave of CTAs, so everything beside the products counts: addresses need few numbers
+// (ShortCall), Q and K are loaded in pieces of D, V is copied during the first product, and all warps write
+// O.
 //
-// In the first product a warp has half of the queries and a quarter of the keys, in the second half of the
-// queries, half of the dims and half of the keys.
+// How the 8 warps share the work:
+//
+//   S = Q·Kᵀ   2 halves of the queries x 4 quarters of the keys
+//   O = P·V    2 halves of the queries x 2 halves of the dims x 2 groups, each with half of the keys
 
-// Each group writes half of a lane's queries, and gets what the other has of them.
+// The epilogue: adds the two groups' O. Each group writes half of a lane's queries, and gets the other
+// group's sums of these through shared memory.
 __device__ __forceinline__ void join_and_write(const ShortCall& call, const Work& work, const Place& place,
                                                const float (&o)[M][N], float* shared) {
   const bool second = place.group == 1;
   float4* exchange = reinterpret_cast<float4*>(shared + exchange_at) +
                      threadIdx.x % (threads / 2);  // [group, M, threads / 2]
-  __syncthreads();                                 // everyone is done with the weights
+  __syncthreads();                                 // all warps have read P, which the exchange overwrites
 #pragma unroll
   for (int m = 0; m < M / 2; ++m) {
 #pragma unroll
@@ -40,7 +44,7 @@ __device__ __forceinline__ void join_and_write(const ShortCall& call, const Work
                  : float4{last[0], last[1], last[2], last[3]};
     }
   }
-  __syncthreads();  // the other group's half is there
+  __syncthreads();  // the other group's half is stored
   float* o_gmem = call.o.first(work.b, work.h, work.first_query);
 #pragma unroll
   for (int m = 0; m < M / 2; ++m) {
@@ -76,11 +80,11 @@ __device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
   hide(call, work, place, s);
   softmax(call, place, s, shared);
   values.finish();
-  __syncthreads();  // weights and values are there
+  __syncthreads();  // P is stored, and all threads' copies of V have arrived
 
   float o[M][N] = {};
   const int first_key = place.group * group_keys;
-  multiply_transposed(o, Weights{shared + p_at + Weights::offset(first_key) + place.query(0)},
+  multiply_transposed(o, P{shared + p_at + P::offset(first_key) + place.query(0)},
                       Values{shared + v_at + first_key * dim + place.dim_of(0)},
                       min(group_keys, (work.key_count - first_key + 7) / 8 * 8));
   const float own_inverse = join_quarters(call, work, place, shared);
@@ -125,7 +129,7 @@ void short_forward(const AttentionCall& call, const Context& context) {
                       .o = ShortRows::of(call.o),
                       .lse = ShortRows::of(call.lse),
                       .heads = Divisor::of(problem.heads_q),
-                      .heads_together = Divisor::of(call.group()),
+                      .gqa_group = Divisor::of(call.group()),
                       .length_q = static_cast<int>(problem.length_q),
                       .length_k = static_cast<int>(problem.length_k),
                       .dim_qk = static_cast<int>(problem.dim_qk),

@@ -5,14 +5,15 @@
 
 namespace tilewise::cuda::simt {
 
-/// What a configuration says: the warps, the rows of lanes in each, what a lane holds, and how many groups of
-/// warps there are: each has all queries and its share of a tile's keys, and their results are joined.
+/// A configuration: the number of warps, the rows of lanes in a warp, what a lane holds, and the number of
+/// groups of warps. Each group has all queries of the CTA and half of a tile's keys if there are two groups;
+/// their results are joined at the end.
 template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_,
           int groups_ = 1>
 struct ForwardConfig {
-  // Interleaved for few queries, which is where it is faster: at S 256 on an H200 by 6 % at D 64, and by 9 %
-  // at D 128 when causal (docs/ladder.md). With more blocks than one for every multiprocessor it makes little
-  // difference, or is slower by 1 %.
+  // Lanes are interleaved for few queries, where this is faster: at S 256 on an H200 by 6 % at D 64, and by
+  // 9 % at D 128 when causal (docs/ladder.md). With more than one CTA per SM it makes little difference, or
+  // is slower by 1 %.
   using Lanes = cuda::Lanes<lane_rows, warps / groups_ * lane_rows * queries_each <= 64>;
   static constexpr int R = Lanes::rows;
   static constexpr int C = Lanes::columns;
@@ -20,34 +21,34 @@ struct ForwardConfig {
   static constexpr int N = keys_each;
   static constexpr int V = dims_each;
   static constexpr int threads = warps * 32;
-  static constexpr int blocks = blocks_;  // a multiprocessor, at least
+  static constexpr int blocks = blocks_;  // CTAs per SM, at least
   static constexpr int groups = groups_;
   static constexpr int group_warps = warps / groups;
-  static constexpr int warp_queries = R * M;  // of a warp
+  static constexpr int warp_queries = R * M;  // queries of a warp
   static constexpr int queries = group_warps * warp_queries;
   static constexpr int group_keys = C * N;
   static constexpr int keys = groups * group_keys;
-  static constexpr int dim = C * V;           // of a piece of D, and of a piece of Dv
-  static constexpr int row_stride = dim + 4;  // of queries as loaded, and of keys
-  static constexpr int p_stride =
-      warp_queries + 4;  // lanes that store weights of several keys meet in few banks
-  static constexpr int q_floats = dim * queries;                  // [dim, queries]: transposed
-  static constexpr int k_floats = keys * row_stride;              // [keys, dim]
-  static constexpr int v_floats = keys * dim;                     // [keys, dim]
-  static constexpr int p_floats = warps * group_keys * p_stride;  // a warp: [group_keys, warp_queries]
+  static constexpr int dim = C * V;                   // dims of a piece of D, and of a piece of Dv
+  static constexpr int row_stride = dim + 4;          // of Q as loaded, and of K
+  static constexpr int p_stride = warp_queries + 4;   // few bank conflicts between lanes that store P
+  static constexpr int q_floats = dim * queries;      // [dim, queries], transposed
+  static constexpr int k_floats = keys * row_stride;  // [keys, dim]
+  static constexpr int v_floats = keys * dim;         // [keys, dim]
+  static constexpr int p_floats = warps * group_keys * p_stride;  // per warp [group_keys, warp_queries]
   static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + k_floats + v_floats + p_floats);
-  static_assert(queries * row_stride <= v_floats + p_floats,
-                "queries are loaded where values and weights go");
+  static_assert(queries * row_stride <= v_floats + p_floats, "Q is loaded in the place of V and P");
   static_assert(groups <= 2 && (groups == 1 || group_warps * 32 * M * (V + 2) <= k_floats),
-                "a group hands its results on where keys were");
+                "the second group stores its results in the place of K");
 };
 
-/// Whether it can take D in pieces: queries are loaded where values go, and sums wait where weights go.
+/// Whether a configuration can take D in pieces. Then Q is loaded in the place of V, while the place of P
+/// holds S summed over the pieces so far.
 template <typename C>
 inline constexpr bool takes_pieces = C::queries * C::row_stride <= C::v_floats;
 
-/// Dims to 64 and beyond. The smaller ones are for problems with too few queries to fill the GPU, for GPUs
-/// with less shared memory, and, the last, for D in pieces.
+/// The configurations for head dims up to 64, and for larger ones. The smaller tiles are for problems with
+/// too few queries to fill the GPU and for GPUs with less shared memory. The small ones also take D in
+/// pieces.
 using Wide64 = ForwardConfig<4, 4, 8, 8, 8, 2>;
 using Half64 = ForwardConfig<4, 4, 4, 8, 8, 3>;
 using Small64 = ForwardConfig<4, 2, 4, 4, 4, 2>;
@@ -57,7 +58,7 @@ using Half128 = ForwardConfig<8, 2, 8, 4, 8, 1, 2>;
 using Lean128 = ForwardConfig<4, 2, 8, 4, 8, 1>;
 using Small128 = ForwardConfig<4, 2, 4, 4, 8, 1>;
 
-/// Where a thread stands.
+/// The thread's place in the CTA, and the queries, keys and dims of its elements of S and O.
 template <typename C>
 struct ForwardPlace {
   typename C::Lanes lane;
@@ -65,7 +66,7 @@ struct ForwardPlace {
   int group = warp / C::group_warps;
 
   __device__ int first_query() const { return warp % C::group_warps * C::warp_queries; }
-  // The group's share of a tile.
+  // The keys of a tile that are the group's.
   __device__ KeyTile share(const KeyTile& tile) const {
     if constexpr (C::groups == 1) return tile;
     const int before = group * C::group_keys;

@@ -8,8 +8,8 @@
 
 namespace tilewise::cuda::mma {
 
-// One row a line. The first of those with the smallest sufficient dim is taken whose tiles fit into the GPU's
-// shared memory. bench/sweep_mma_backward.cu measures candidates.
+// Of the rows with the smallest sufficient dim, the first whose tiles fit into the GPU's shared memory is
+// taken. bench/sweep_mma_backward.cu measures candidates.
 
 namespace backward_rows {
 
@@ -23,7 +23,8 @@ inline constexpr BackwardConfig dim64{.dim = 64,
                                       .dq_dim_warps = 2,
                                       .weights_stay = true,
                                       .blocks = 2};
-/// Of the larger dims, with eight warps. `tile` is their queries, of which half are computed at once.
+/// Rows of the larger dims, with eight warps. `tile` is the number of queries, half of which are computed at
+/// once.
 constexpr BackwardConfig wide(int dim, int tile, int keys) {
   return {.dim = dim,
           .warps = 8,
@@ -43,7 +44,7 @@ constexpr BackwardConfig pairs_ahead(BackwardConfig c, int stages, bool matrix_s
 
 }  // namespace backward_rows
 
-/// For calls whose scores only a band hides, of aligned rows.
+/// For calls in which only the band hides keys, with aligned rows.
 struct PlainBackward {
   static constexpr std::string_view name = "attention.sm80.backward";
   static constexpr bool general = false;
@@ -57,7 +58,7 @@ struct PlainBackward {
   };
 };
 
-/// For all others.
+/// For all other calls.
 struct GeneralBackward {
   static constexpr std::string_view name = "attention.sm80.backward_general";
   static constexpr bool general = true;
@@ -75,8 +76,8 @@ static_assert(dims_rise<PlainBackward>() && dims_rise<GeneralBackward>(),
 static_assert(dims_are_powers_of_two<PlainBackward>() && dims_are_powers_of_two<GeneralBackward>(),
               "warps share dims out evenly, in parts that MatrixPointer::from() can point at");
 
-// Which row of a table a call runs by, and how many blocks share a tile of keys: what the workspace and the
-// launches agree on.
+// Which row of the table a call runs by, and how many CTAs share a K tile. Workspace and launches use the
+// same choice.
 
 /// The first row that is large enough and fits.
 template <typename Table>
@@ -96,7 +97,7 @@ inline int backward_row(const AttentionCall& call, const DeviceProperties& devic
                                 : choose_backward_row<PlainBackward>(call, device);
 }
 
-/// The workspace of a call by that row.
+/// The workspace of a call that runs by `row`.
 inline BackwardSpace backward_space(const AttentionCall& call, int row, const Context& context) {
   const BackwardConfig& c = general_backward(call) ? GeneralBackward::rows[row] : PlainBackward::rows[row];
   const int multiprocessors = device_properties(context.device.index).multiprocessors;

@@ -6,7 +6,7 @@
 namespace tilewise::cuda::mma_f32 {
 namespace {
 
-/// The fused kernel's workspace, behind ours.
+/// The offset of the fused kernel's workspace, which follows this kernel's.
 std::size_t fused_offset(const AttentionCall& call) {
   constexpr std::size_t alignment = 64;
   return (backward_space_of(call, nullptr).bytes + alignment - 1) / alignment * alignment;
@@ -16,7 +16,7 @@ std::size_t fused_offset(const AttentionCall& call) {
 
 Configuration configure_backward(const AttentionCall& call, const Context& context) {
   const std::size_t fused = simt::fused_backward_workspace(call);
-  // Without dq, or for dq alone, the fused kernel needs fewer products.
+  // For dK and dV without dQ, or dQ alone, the fused kernel needs fewer products.
   if (!simt::takes_some_heads(call)) return {.workspace_bytes = fused};
   const std::size_t shared_bytes = device_properties(context.device.index).shared_bytes;
   return {.workspace_bytes = fused_offset(call) + fused,

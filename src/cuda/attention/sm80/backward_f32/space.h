@@ -5,16 +5,15 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-/// Weights are multiplied by two to this before they are split: what f16 loses of low ones is then 2^-39
-/// of 1.
-inline constexpr int weight_bits = 14;
+/// P is multiplied by 2^p_scale_bits before it is split: then f16 loses at most 2^-39 of a low P.
+inline constexpr int p_scale_bits = 14;
 
-/// What backward knows of a query before it meets a key, [Hq, rows_q] each: its weights are
-/// exp2(score·log2 e − top) · factor, and the gradient of a score is weight·(d_o·v + shift).
+/// What backward knows of a query before it meets a key, [Hq, rows_q] each: P = exp2(s·log2 e − lse) · factor
+/// / 2^p_scale_bits, and dS = P·(dP + minus_delta).
 struct RowValues {
-  float* top = nullptr;     ///< lse·log2 e less a small number; infinite for a query that saw nothing
-  float* factor = nullptr;  ///< two to that number and to what rounding took, times the weights' scale
-  float* shift = nullptr;   ///< d_lse − d_o·o
+  float* lse = nullptr;          ///< LSE·log2 e less a small integer; infinite for a query that sees no key
+  float* factor = nullptr;       ///< corrects P for that integer and for the rounding of `lse`, and scales it
+  float* minus_delta = nullptr;  ///< dLSE − delta
 };
 
 /// The workspace of a backward call.

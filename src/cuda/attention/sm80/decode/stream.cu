@@ -14,38 +14,39 @@
 
 namespace tilewise::cuda::mma {
 
-// Decoding: all there is to do is to read keys and values once. They go straight into registers, 16 bytes a
-// lane, in the order in which lanes hold fragments: sums over dims do not mind in which order dims come, if
-// queries have the same one, and columns of o may lie anywhere. A warp loads its next keys while it weighs
-// these, and its next values after it has added these; nobody waits for another warp before the end.
+// Decoding, which is bound by reading K and V once. They go straight into registers, 16 bytes per lane,
+// already as fragments: the order of dims does not matter in Q·Kᵀ if Q has the same one, and columns of O may
+// be computed in any order. A warp loads its next keys while it computes P, and its next values after it has
+// added these. No warp waits for another before the end.
 //
-// Rows are the queries of all heads that share the keys, eight at most. Weights are kept whole, and products
-// of 16 dims are summed in f32: tensor cores have little else to do.
+// Rows are the queries of all heads that share the keys, eight at most. P is kept exact by a second product
+// with its rounding errors, and products of 16 dims are summed in f32: tensor cores have little else to do.
 
-/// Which of a step's keys there are to read: [first, last) of 16.
+/// Those of a step's 16 keys that are read: [first, last).
 struct StepKeys {
   int first, last;
 };
 
-/// What a warp has on its way, and what it has found; g = lane / 4, t = lane % 4.
+/// What a lane has loaded of K and V, with its part of O and of the softmax's sums; g = lane / 4, t = lane
+/// % 4.
 template <typename T, int dim>
 struct KeyStream {
-  static constexpr int key_chunks = dim / 32;    ///< of 16 bytes: dims 32n + 8t on
-  static constexpr int value_chunks = dim / 64;  ///< dims 64n + 8g on
+  static constexpr int key_chunks = dim / 32;    ///< of 16 bytes: dims from 32n + 8t on
+  static constexpr int value_chunks = dim / 64;  ///< of 16 bytes: dims from 64n + 8g on
   const int g = static_cast<int>(threadIdx.x) % 32 / 4;
   const int t = static_cast<int>(threadIdx.x) % 4;
-  uint4 k[2][key_chunks];    ///< keys g and g + 8
-  uint4 v[4][value_chunks];  ///< of keys 2t, 2t + 1, 2t + 8, 2t + 9
-  /// Of rows 2t and 2t + 1, dims 64n + 8g + 2j; then the same rows of the dim behind.
+  uint4 k[2][key_chunks];    ///< of keys g and g + 8
+  uint4 v[4][value_chunks];  ///< of keys 2t, 2t + 1, 2t + 8 and 2t + 9
+  /// Rows 2t and 2t + 1 of dim 64n + 8g + 2j, then the same rows of the next dim.
   float o[value_chunks][4][4] = {};
-  float maximum = lowest;  ///< of row g: what its weights are relative to
-  float sum = 0;           ///< of the lane's own weights, of row g
+  float maximum = lowest;  ///< of row g: what its P is relative to
+  float sum = 0;           ///< of the lane's own P of row g
 
   static __device__ __forceinline__ uint4 chunk(const std::byte* from, int key, const StepKeys& present) {
     return key >= present.first && key < present.last ? __ldcs(reinterpret_cast<const uint4*>(from))
                                                       : uint4{};
   }
-  /// Of a step's keys, which lie `stride` bytes apart; zeros for those that are not present.
+  /// Loads the keys of a step, which are `stride` bytes apart; 0 for those that are not present.
   __device__ __forceinline__ void load_keys(const std::byte* first, std::int64_t stride,
                                             const StepKeys& present) {
 #pragma unroll
@@ -66,7 +67,7 @@ struct KeyStream {
     }
   }
 
-  /// Products of row g with keys 2t, 2t + 1, 2t + 8 and 2t + 9; of the block's queries, the lane's fragments.
+  /// Products of row g with keys 2t, 2t + 1, 2t + 8 and 2t + 9. `q_smem` has the lane's fragments of Q.
   __device__ __forceinline__ void multiply_keys(float (&s)[4], const uint4* q_smem) const {
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[e] = 0;
@@ -85,8 +86,8 @@ struct KeyStream {
     }
   }
 
-  /// Turns scores, in natural units, into weights. The maximum is let lie until it is 2^8 too low.
-  __device__ __forceinline__ void weigh(float (&s)[4]) {
+  /// Turns scores, in natural units, into P. The maximum is raised only when it is 2^8 too low.
+  __device__ __forceinline__ void exponentiate(float (&s)[4]) {
     constexpr float slack = 8 / log2e;
     const float highest = row_maximum(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])));
     if (__any_sync(~0u, highest > maximum + slack)) {
@@ -111,32 +112,33 @@ struct KeyStream {
     }
   }
 
-  __device__ __forceinline__ void add_values(const float (&weights)[4]) {
-    std::uint32_t rounded[2], lost[2];
+  __device__ __forceinline__ void add_values(const float (&p)[4]) {
+    std::uint32_t rounded[2], errors[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      rounded[half] = pack<T>(weights[2 * half], weights[2 * half + 1]);
+      rounded[half] = pack<T>(p[2 * half], p[2 * half + 1]);
       const float2 kept = unpack<T>(rounded[half]);
-      lost[half] = pack<T>(weights[2 * half] - kept.x, weights[2 * half + 1] - kept.y);
+      errors[half] = pack<T>(p[2 * half] - kept.x, p[2 * half + 1] - kept.y);
     }
 #pragma unroll
     for (int n = 0; n < value_chunks; ++n) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        // Dims 2j and 2j + 1 of the lane's eight are rows g and g + 8; neighbouring keys share a register.
+        // Operand A is Vᵀ: dims 2j and 2j + 1 of the lane's eight are rows g and g + 8, and neighbouring keys
+        // share a register.
         const std::uint32_t dims[4] = {__byte_perm(word(v[0][n], j), word(v[1][n], j), 0x5410),
                                        __byte_perm(word(v[0][n], j), word(v[1][n], j), 0x7632),
                                        __byte_perm(word(v[2][n], j), word(v[3][n], j), 0x5410),
                                        __byte_perm(word(v[2][n], j), word(v[3][n], j), 0x7632)};
-        multiply_matrices<T>(o[n][j], dims, lost[0], lost[1]);
+        multiply_matrices<T>(o[n][j], dims, errors[0], errors[1]);
         multiply_matrices<T>(o[n][j], dims, rounded[0], rounded[1]);
       }
     }
   }
 
-  /// What the lanes of row 2t, or of the one behind, have.
-  __device__ __forceinline__ float of_row(float x, int behind) const {
-    return __shfl_sync(~0u, x, 8 * t + 4 * behind);
+  /// The value of x in a lane of row 2t, or of the row after it.
+  __device__ __forceinline__ float of_row(float x, int after) const {
+    return __shfl_sync(~0u, x, 8 * t + 4 * after);
   }
 
  private:
@@ -145,14 +147,15 @@ struct KeyStream {
   }
 };
 
-/// The keys of a block's split, by steps of the warp.
+/// Walks over the keys of the CTA's split, in steps of a warp.
 template <bool paged>
 struct StreamKeys {
   const AttentionCall& call;
   const std::uint32_t b;
-  const std::byte *k, *v;  ///< of the head: of the sequence's first key, or of the first page's
-  int first, last;         ///< keys that some query of the block sees
-  int step;                ///< the first of the warp's next 16, some of which may be none of the block's
+  const std::byte *k,
+      *v;           ///< of the head, from the sequence's first key on, or from the pool's first page on
+  int first, last;  ///< the keys that some query of the CTA sees, up to the split's end
+  int step;         ///< the first of the warp's next 16 keys; some may lie outside [first, last)
 
   __device__ StreamKeys(const AttentionCall& call_, const QueryRows& rows, int split, int splits)
       : call(call_), b(static_cast<std::uint32_t>(rows.queries.b)) {
@@ -189,14 +192,14 @@ struct StreamKeys {
   }
 };
 
-/// What a block has in shared memory: its queries, and the sums of its warps on their way to one.
+/// A CTA's shared memory: its queries, and the results of its warps, which are joined at the end.
 template <int dim>
 struct StreamMemory {
-  uint4 q[dim / 16][32];  ///< fragments of 16 dims, whose lower eight rows are zero
+  uint4 q[dim / 16][32];  ///< fragments of 16 dims, whose lower eight rows are 0
   float maximum[StreamShape::warps][StreamShape::rows];
   float sum[StreamShape::warps][StreamShape::rows];
   float o[StreamShape::warps][StreamShape::rows][dim];
-  int first[StreamShape::rows], last[StreamShape::rows];  ///< keys that a row sees
+  int first[StreamShape::rows], last[StreamShape::rows];  ///< the keys that a row sees
 };
 
 template <typename T, int dim>
@@ -211,7 +214,7 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
     shared.maximum[warp][stream.g] = stream.maximum;
     shared.sum[warp][stream.g] = sum;
   }
-  __syncthreads();  // all warps' maxima are there
+  __syncthreads();  // the maxima and sums of all warps are there
   const auto highest_of = [&](int r) {
     float highest = shared.maximum[0][r];
 #pragma unroll
@@ -221,21 +224,21 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
   const auto factor_of = [&](float own, float highest) { return exp2f((own - highest) * log2e); };
   const float factor = factor_of(stream.maximum, highest_of(stream.g));
 #pragma unroll
-  for (int behind = 0; behind < 2; ++behind) {
-    const int r = 2 * stream.t + behind;
-    const float of_row = stream.of_row(factor, behind);
+  for (int after = 0; after < 2; ++after) {
+    const int r = 2 * stream.t + after;
+    const float of_row = stream.of_row(factor, after);
     if (r >= rows.count()) continue;
 #pragma unroll
     for (int n = 0; n < dim / 64; ++n) {
 #pragma unroll
       for (int j = 0; j < 4; j += 2) {
         *reinterpret_cast<float4*>(&shared.o[warp][r][64 * n + 8 * stream.g + 2 * j]) = {
-            stream.o[n][j][behind] * of_row, stream.o[n][j][2 + behind] * of_row,
-            stream.o[n][j + 1][behind] * of_row, stream.o[n][j + 1][2 + behind] * of_row};
+            stream.o[n][j][after] * of_row, stream.o[n][j][2 + after] * of_row,
+            stream.o[n][j + 1][after] * of_row, stream.o[n][j + 1][2 + after] * of_row};
       }
     }
   }
-  __syncthreads();  // and their sums
+  __syncthreads();  // O of all warps is there
 
   const auto split = static_cast<int>(blockIdx.y);
 #pragma unroll 1
@@ -262,9 +265,9 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
     float factor = 1;
     if (call.problem.features.sinks) {
       const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(r)));
-      float sink_weight;
-      factor = join_sink(sink, maximum, sink_weight);
-      total = total * factor + sink_weight;
+      float sink_p;
+      factor = join_sink(sink, maximum, sink_p);
+      total = total * factor + sink_p;
     }
     if (call.lse.wanted && d == 0) {
       *rows.float_of(call.lse, r) = total == 0 ? minus_infinity : maximum + logf(total);
@@ -275,9 +278,9 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
   }
 }
 
-/// Brings the split's first keys and values into the L2 while the kernel ahead is at work. It may be writing
-/// them: in the L2 they are as it leaves them. Lengths may be old, and are read past the L1, where they would
-/// stay so.
+/// Prefetches the first K and V of the split into the L2 while the previous kernel still runs. If that kernel
+/// writes them, the L2 gets its results. Lengths may be out of date, and they are read past the L1, which
+/// would keep the old ones.
 template <int dim>
 __device__ __forceinline__ void prefetch_split(const AttentionCall& call, std::uint32_t b,
                                                std::uint32_t head_kv, int split, int splits) {
@@ -299,11 +302,11 @@ __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim)
                   const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   __shared__ __align__(16) StreamMemory<dim> shared;
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   const auto heads_kv = static_cast<std::uint32_t>(call.problem.heads_kv);
   const std::uint32_t b = blockIdx.x / heads_kv, head_kv = blockIdx.x % heads_kv;
   if constexpr (!paged) prefetch_split<dim>(call, b, head_kv, static_cast<int>(blockIdx.y), splits.count);
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();  // it may have written Q, K, V, lengths or pages
   const Sequence sequence = call.sequence(b);
   const QueryRows rows{{.b = b,
                         .h = static_cast<std::int64_t>(head_kv) * heads,
@@ -338,7 +341,7 @@ __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim)
   const auto all_first = static_cast<int>(all.first);
   const auto all_last = min(static_cast<int>(all.last), keys.last) - StreamShape::keys;
   const auto scale = static_cast<float>(call.scale);
-  __syncthreads();  // queries are there
+  __syncthreads();  // the queries are in shared memory
 
 #pragma unroll 1
   while (keys.more()) {
@@ -359,7 +362,7 @@ __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim)
         if (key < own_first || key >= own_last) s[e] = minus_infinity;
       }
     }
-    stream.weigh(s);
+    stream.exponentiate(s);
     stream.add_values(s);
     if (more) stream.load_values(keys.row(keys.v, call.v, page), call.v.stride_s * 2, keys.present());
   }
@@ -377,7 +380,7 @@ void run(const AttentionCall& call, const Splits& splits, cudaStream_t stream) {
                                         .threads = StreamShape::threads,
                                         .layers = splits.count,
                                         .stream = stream,
-                                        .early = begins_early(call.problem.device)},
+                                        .early = has_pdl(call.problem.device)},
                                        call, heads, (65536 + heads - 1) / heads, splits);
 }
 
@@ -396,7 +399,8 @@ void run_layout(const AttentionCall& call, const Splits& splits, cudaStream_t st
 
 bool suits_stream(const AttentionCall& call, const DeviceProperties& device) {
   const AttentionProblem& problem = call.problem;
-  // On an H200, of 512 heads of 4096 keys: 257 µs, and 244 in larger tiles; of 128, 73 and 73.
+  // On an H200 with 4096 keys, 512 heads took 257 µs here and 244 µs in the larger tiles of the forward
+  // kernel; 128 heads took 73 µs in both.
   if (problem.batch * problem.heads_kv > 2 * device.multiprocessors) return false;
   return !problem.piece.wide_rows && problem.length_q * call.group() <= StreamShape::rows &&
          problem.dim_qk == problem.dim_v && (problem.dim_v == 64 || problem.dim_v == 128) &&
@@ -405,7 +409,8 @@ bool suits_stream(const AttentionCall& call, const DeviceProperties& device) {
          aligned_chunks(call.k) && aligned_chunks(call.v) && aligned_chunks(call.o);
 }
 
-// As many as make the time of all rounds of blocks least, a block's being that of its keys and of some more.
+// The count with the least time, by a model in which CTAs run in rounds and each takes the time of its keys
+// and of 64 more.
 Splits stream_splits(const AttentionCall& call, int multiprocessors, void* space) {
   constexpr std::int64_t constant_keys = 64;
   constexpr std::int64_t least_keys = 128;

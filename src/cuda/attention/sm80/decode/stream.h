@@ -7,22 +7,22 @@
 
 namespace tilewise::cuda::mma {
 
-// Decoding: few queries, and keys and values that are read once. See stream.cu.
+// Decoding: few queries, for which K and V are read once. See stream.cu.
 
-/// How such a call is cut. A block of four warps has the queries of a key head, and all its keys or a split
-/// of them; of those a warp takes every fourth 16.
+/// The tile sizes. A CTA of four warps takes the queries of a key head, with all its keys or one split of
+/// them. A warp takes every fourth 16 of these keys.
 struct StreamShape {
   static constexpr int warps = 4;
   static constexpr int threads = warps * 32;
-  static constexpr int keys = 16;  ///< a step of a warp
+  static constexpr int keys = 16;  ///< per step of a warp
   static constexpr int rows = 8;   ///< queries of all heads that share keys, at most
 
-  /// Blocks of a multiprocessor, for the registers that keys and values take on their way.
+  /// CTAs per SM, which leaves registers for the K and V being loaded.
   static constexpr int blocks(std::int64_t dim) { return dim == 64 ? 5 : 3; }
 };
 
-/// Whether a call is one of those: lengths and band alone hide keys, rows can be read 16 bytes at a time, a
-/// step's keys lie in one page, and heads are not so many that blocks of whole heads fill the GPU.
+/// Whether this kernel takes a call: only lengths and band hide keys, rows can be read 16 bytes at a time,
+/// the keys of a step are in one page, and there are not so many heads that larger tiles are faster.
 bool suits_stream(const AttentionCall& call, const DeviceProperties& device);
 
 Splits stream_splits(const AttentionCall& call, int multiprocessors, void* space);

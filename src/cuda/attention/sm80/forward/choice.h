@@ -9,9 +9,9 @@
 
 namespace tilewise::cuda::mma {
 
-// Which row of a table a call runs by, and in how many splits: what the workspace and the launch agree on.
+// Which row of the table a call runs by, and with how many splits. Workspace and launch use the same choice.
 
-/// The row of a table that suits a call.
+/// The row of the table for a call.
 template <typename Table>
 int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
@@ -20,18 +20,18 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
     return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes &&
            (c.additive || !additive) && (c.split_kv || !call.problem.piece.wide_rows);
   };
-  const auto blocks = [&](const ForwardConfig& c) {
-    return QueryBlocks::of(call, c.rows(), device.multiprocessors);
+  const auto grid = [&](const ForwardConfig& c) {
+    return ForwardGrid::of(call, c.rows(), device.multiprocessors);
   };
   const int alone = first_row<Table>([&](const ForwardConfig& c) { return c.warps == 1 && fits(c); });
-  const bool one_warp = alone >= 0 && blocks(Table::rows[alone]).queries.tiles == 1;
+  const bool one_warp = alone >= 0 && grid(Table::rows[alone]).queries.tiles == 1;
   const int least_dim = smallest<Table>([&](const ForwardConfig& c) { return c.warps > 1 && fits(c); },
                                         [](const ForwardConfig& c) { return c.dim; });
   const auto able = [&](const ForwardConfig& c) {
     return c.warps == 1 ? one_warp && c == Table::rows[alone] : c.dim == least_dim && fits(c);
   };
   const int chosen = one_warp ? alone : least_row<Table>(able, [&](int row) {
-    return fill_cost<Table>(row, 4 * blocks(Table::rows[row]).count() >= 3 * device.multiprocessors);
+    return fill_cost<Table>(row, 4 * grid(Table::rows[row]).count() >= 3 * device.multiprocessors);
   });
   if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
   return tuned_row<Table>(call, able, chosen);
@@ -39,9 +39,9 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
 
 inline Splits splits_for(const AttentionCall& call, const ForwardConfig& c, const DeviceProperties& device,
                          void* space) {
-  const std::int64_t blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors).count();
+  const std::int64_t ctas = ForwardGrid::of(call, c.rows(), device.multiprocessors).count();
   const std::int64_t room = std::int64_t{c.blocks} * device.multiprocessors;
-  return Splits::of(call, c.split_kv ? splits_of(call, blocks, room, c.keys) : 1, space);
+  return Splits::of(call, c.split_kv ? splits_of(call, ctas, room, c.keys) : 1, space);
 }
 
 }  // namespace tilewise::cuda::mma

@@ -7,20 +7,20 @@
 
 namespace tilewise::cuda::mma {
 
-/// What a row came to. Four lanes share two or four rows; each does the arithmetic of one, since code that
-/// runs once is mostly waited for.
+/// The softmax of a whole row. Four lanes share two or four rows, and each lane computes one of them: code
+/// that runs once is bound by latency, so doing all rows in every lane would take longer.
 template <ForwardConfig c, bool general>
-struct OwnRow {
+struct LaneRow {
   static constexpr int count = 2 * c.row_tiles;
   static_assert(count <= 4);
-  int row;             ///< of the block
-  bool first;          ///< of the lanes that have it
-  float sum, rounded;  ///< of its weights, as they are and as o has them
-  float maximum;       ///< of its scores, in natural units
-  float factor = 1;    ///< makes sums, and o, relative to that
+  int row;             ///< among the CTA's rows
+  bool first;          ///< whether this is the first of the lanes that have the row
+  float sum, rounded;  ///< of P in f32, and of P as rounded for P·V
+  float maximum;       ///< of the row's scores, in natural units
+  float factor = 1;    ///< brings the sums and O to this maximum
 
-  __device__ OwnRow(const AttentionCall& call, const Exponents<general>& exponents, const Place<c>& place,
-                    const SoftmaxRows<c>& softmax) {
+  __device__ LaneRow(const AttentionCall& call, const Exponents<general>& exponents, const Place<c>& place,
+                     const SoftmaxRows<c>& softmax) {
     const int own = place.lane % count;
     row = place.row(own / 2, own % 2);
     first = place.lane % 4 < count;
@@ -34,40 +34,41 @@ struct OwnRow {
     }
     if constexpr (!c.paired) complete(call, exponents);
   }
-  /// Of the sums of all the row's keys, which are two warps' where those are paired.
+  /// To be called with the sums over all keys of the row. Where warps are paired, these are sums of two
+  /// warps.
   __device__ void complete(const AttentionCall& call, const Exponents<general>& exponents) {
     if constexpr (!general) {
-      if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
+      if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.scale_log2, exponents.reference(maximum)));
       maximum = fmaxf(maximum * static_cast<float>(call.scale), lowest);
     } else {
-      factor = exp2f(-exponents.above);
+      factor = exp2f(-exponents.p_scale_bits);
     }
   }
 };
 
-/// What a row's sum of values is to be multiplied by, and its lse, which is written.
+/// Joins the sink and writes the row's LSE. Returns the factor of the row's sum of P·V.
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ float finish_row(const AttentionCall& call, const QueryRows& rows,
-                                            const OwnRow<c, general>& own) {
-  float maximum = own.maximum;
-  float factor = own.factor;
-  float sink_weight = 0;
-  if (call.problem.features.sinks && own.row < rows.count()) {
-    const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(own.row)));
-    factor *= join_sink(sink, maximum, sink_weight);
+                                            const LaneRow<c, general>& lane_row) {
+  float maximum = lane_row.maximum;
+  float factor = lane_row.factor;
+  float sink_p = 0;
+  if (call.problem.features.sinks && lane_row.row < rows.count()) {
+    const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(lane_row.row)));
+    factor *= join_sink(sink, maximum, sink_p);
   }
-  if (call.lse.wanted && own.row < rows.count() && own.first) {
-    const float total = own.sum * factor + sink_weight;
+  if (call.lse.wanted && lane_row.row < rows.count() && lane_row.first) {
+    const float total = lane_row.sum * factor + sink_p;
     const float lse = total == 0 ? minus_infinity : maximum + logf(total);
-    *rows.float_of(call.lse, own.row) = lse;
+    *rows.float_of(call.lse, lane_row.row) = lse;
   }
-  const float rounded = own.rounded * factor + sink_weight;
+  const float rounded = lane_row.rounded * factor + sink_p;
   const float keep_scale = general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   return rounded == 0 ? 0.0f : factor * keep_scale / rounded;
 }
 
-/// Writes a warp's rows, or the part of them from chunk `first` on, `chunks` of 16 bytes each, from their
-/// places in shared memory to o.
+/// Copies a warp's rows, or `chunks` of their chunks of 16 bytes from chunk `first` on, from shared memory to
+/// O.
 template <ForwardConfig c, int chunks>
 __device__ __forceinline__ void store_rows(const AttentionCall& call, const QueryRows& rows,
                                            const Place<c>& place, const std::byte* rows_smem, int first) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void store_rows(const AttentionCall& call, const Quer
   const bool aligned = aligned_chunks(call.o);
   const auto stride = static_cast<int>(call.o.stride_s * 2);
   std::byte* o = rows.row_of(call.o, 0);
-  constexpr int step = 32 / chunks;  // rows between those of a lane
+  constexpr int step = 32 / chunks;  // rows from one of a lane to its next
   if constexpr (step > 0 && 32 % chunks == 0 && Tile::period == 8) {
     if (rows.heads == 1 && rows.count() == c.rows() && dims == c.dim && aligned &&
         stride == call.o.stride_s * 2) {
@@ -104,9 +105,8 @@ __device__ __forceinline__ void store_rows(const AttentionCall& call, const Quer
   }
 }
 
-/// Divides a warp's rows, or the part of them from chunk `first` on, and writes them to o; by way of their
-/// places in shared memory, so that rows are written 16 bytes at a time. `own_inverse` is that of the lane's
-/// OwnRow.
+/// Normalises a warp's rows of O, or their chunks from `first` on, and writes them through shared memory, so
+/// that global memory is written 16 bytes at a time. `own_inverse` is that of the lane's row.
 template <typename T, ForwardConfig c, int chunks>
 __device__ __forceinline__ void write_output(const AttentionCall& call, const QueryRows& rows,
                                              const Place<c>& place, const float (&o)[c.row_tiles][chunks][4],
@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_output(const AttentionCall& call, const Qu
       }
     }
   }
-  __syncwarp();  // the warp's rows are there
+  __syncwarp();  // the warp's rows are in shared memory
   store_rows<c, chunks>(call, rows, place, rows_smem, first);
 }
 

@@ -14,13 +14,14 @@ bool near_rows(const Rows& rows) {
   return bytes == static_cast<std::int32_t>(bytes);
 }
 
-// Where scale and band are all there is between products and weights, copies can be of 16 bytes, and weights
-// of 16 bits will do.
+// Whether the plain kernel takes a call: only scale and band lie between Q·Kᵀ and P, rows can be copied 16
+// bytes at a time, and P may be rounded to 16 bits.
 bool plain(const AttentionCall& call) {
-  constexpr double least_scale = 1e-20;  // products times it are compared, and not hidden ones with infinity
+  // The scale must be positive, and so large that the slack of a maximum, 8 over the scale, is finite.
+  constexpr double least_scale = 1e-20;
   return !call.problem.features.needs_more_than_band() && call.problem.layout != Layout::paged &&
          call.scale >= least_scale && aligned_chunks(call.q) && aligned_chunks(call.k) &&
-         aligned_chunks(call.v) && near_rows(call.k) && near_rows(call.v) && !few_results(call);
+         aligned_chunks(call.v) && near_rows(call.k) && near_rows(call.v) && !keeps_p_exact(call);
 }
 
 template <typename Table>

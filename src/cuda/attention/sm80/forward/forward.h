@@ -6,12 +6,12 @@
 
 namespace tilewise::cuda::mma {
 
-/// A row of a table, or none for calls that decode/stream.h takes. The workspace is what splits of keys leave
-/// for each other, where the call is cut into some.
+/// The row of the table, or none where decode/stream.h takes the call. The workspace holds the partial
+/// results of splits of the keys, where the call is split.
 Configuration configure_forward(const AttentionCall& call, const Context& context);
 void forward(const AttentionCall& call, const Configuration& configuration, const Context& context);
 
-/// The kernels of a storage type by a row of their table, each compiled in a file of its own.
+/// The kernels of a storage type by the row of their table, each compiled in a file of its own.
 template <typename T>
 void plain_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>

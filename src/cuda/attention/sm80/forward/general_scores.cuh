@@ -6,19 +6,19 @@
 
 namespace tilewise::cuda::mma {
 
-// Between a product q·k and its weight in the general kernel: what hides a pair or changes its score, and
-// dropout.
+// From a product q·k to its score in the general kernel, and dropout.
 
-// A mask's elements for the scores of a lane, which has keys in fours (KeyOrder). They are loaded before the
-// products that they are added to, four at a time where they lie so.
+// The elements of a mask for a lane's scores. A lane has keys in fours (KeyOrder), and loads the elements of
+// four keys at once where they are contiguous. They are loaded before the products to which they are added.
 
-/// Elements as they lie in memory, by row tile, row half, 16 keys: the first word of four booleans, two of 16
-/// bits, four of 32.
+/// Elements of a mask as in memory, by row tile, row half and 16 keys: one word has four booleans, two words
+/// four elements of 16 bits, and four words four of 32 bits.
 template <ForwardConfig c>
 using Fours = std::uint32_t[c.row_tiles][2][c.keys / 16][c.additive ? 4 : 1];
 
-/// Loads elements of `size` bytes that are `stride` bytes apart in rows; `row(r, half)` is where the lane's
-/// first key is. Keys from `count` on, which are hidden, get the element of the last before.
+/// Loads elements of `size` bytes that are `stride` bytes apart within a row. `row(r, half)` points at the
+/// element of the lane's first key. Keys from `count` on, which are hidden, get the element of the last key
+/// before them.
 template <int size, ForwardConfig c, typename Row>
 __device__ __forceinline__ void load_fours(Fours<c>& fours, const Row& row, std::int64_t stride, bool at_once,
                                            int count) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_fours(Fours<c>& fours, const Row& row, std:
   }
 }
 
-/// Hides the pairs whose boolean is false.
+/// Hides the scores whose boolean is false.
 template <ForwardConfig c>
 __device__ __forceinline__ void hide_fours(const Fours<c>& fours, Scores<c>& s) {
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ void hide_fours(const Fours<c>& fours, Scores<c>& s) 
   }
 }
 
-/// Adds what `bias(four, e)` makes of the words.
+/// Adds `bias(four, e)`, which reads element e from the words of four keys.
 template <ForwardConfig c, typename Bias>
 __device__ __forceinline__ void add_fours(const Fours<c>& fours, Scores<c>& s, const Bias& bias) {
 #pragma unroll
@@ -104,22 +104,22 @@ __device__ __forceinline__ void add_fours(const Fours<c>& fours, Scores<c>& s, c
         for (int e = 0; e < 4; ++e) {
           float& score = s[r][2 * n + e / 2][2 * half + e % 2];
           const float own = bias(fours[r][half][n], e);
-          score = own == minus_infinity ? own : __fadd_rn(score, own);  // whatever the score is
+          score = own == minus_infinity ? own : __fadd_rn(score, own);  // hides a NaN, too
         }
       }
     }
   }
 }
 
-/// The mask and the block mask for the rows of a lane.
+/// The rows of the mask and of the block mask for the rows of a lane.
 template <ForwardConfig c, typename T>
 struct MaskRows {
   const AttentionCall& call;
   const QueryRows& rows;
   const Place<c> place;
-  const std::byte* row[c.row_tiles][2];  ///< of the mask, at the lane's first key of the first tile there is
-  int size;                              ///< of an element
-  bool at_once;                          ///< fours from a multiple of 4 on lie side by side and aligned
+  const std::byte* row[c.row_tiles][2];  ///< of the mask, at the lane's first key of the tile at key 0
+  int size;                              ///< of an element, in bytes
+  bool at_once;  ///< elements of four keys from a multiple of 4 on are contiguous and aligned
 
   __device__ MaskRows(const AttentionCall& call_, const QueryRows& rows_, const Place<c>& place_)
       : call(call_), rows(rows_), place(place_) {
@@ -138,7 +138,7 @@ struct MaskRows {
     }
   }
 
-  /// What is there to be loaded ahead for a tile of keys.
+  /// Loads the elements for a K tile ahead of its scores.
   __device__ __forceinline__ void load(Fours<c>& fours, const KeyTile& keys) const {
     if (call.problem.features.mask == MaskKind::none) {
       if (keys.tile >= 0) load_shown(fours, keys);
@@ -158,7 +158,7 @@ struct MaskRows {
     }
     load_as.template operator()<1>();
   }
-  /// What a block mask's tile shows of a tile of keys.
+  /// Loads what the block mask's tile shows of a K tile.
   __device__ __forceinline__ void load_shown(Fours<c>& fours, const KeyTile& keys) const {
     const BlockView& blocks = call.blocks;
     const auto first =
@@ -196,7 +196,8 @@ struct MaskRows {
       });
     }
   }
-  /// Whether fours of elements that are `stride` apart in rows at multiples of `strides` lie so.
+  /// Whether elements that are `stride` apart, in rows at multiples of `strides`, can be loaded four at a
+  /// time.
   static __device__ bool lie_at_once(const std::byte* data, int size, std::int64_t strides,
                                      std::int64_t stride) {
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data));
@@ -204,9 +205,9 @@ struct MaskRows {
   }
 };
 
-/// Products to scores in natural units, in place. What a call does not have is passed over by all lanes at
-/// once. Every step is rounded by itself, as score_of() has it. `fours` is what was loaded ahead: the mask's,
-/// or without a mask the block mask's.
+/// Turns products into scores in natural units, in place. All lanes branch alike around the features that a
+/// call does not have. Every step is rounded by itself, as in score_of(). `fours` was loaded ahead: the
+/// elements of the mask or, without a mask, of the block mask.
 template <ForwardConfig c, typename T>
 __device__ __forceinline__ void make_scores(const AttentionCall& call, const ScoreRule& rules,
                                             const QueryRows& rows, const KeyTile& keys, bool edge,
@@ -240,7 +241,7 @@ __device__ __forceinline__ void make_scores(const AttentionCall& call, const Sco
   }
 }
 
-/// What dropout keeps of a lane's pairs in a tile of keys.
+/// What dropout keeps of a lane's P in a K tile.
 template <ForwardConfig c>
 struct DropoutRows {
   DropoutMask mask;
@@ -263,9 +264,9 @@ struct DropoutRows {
       }
     }
   }
-  /// The bits of the weights of one step of 16 keys that it keeps. The factor of those is joined at the end,
-  /// so that they stay the numbers whose sum they are divided by. The four of a lane share a draw.
-  __device__ __forceinline__ void keep(Weights<c>& bits, int step) const {
+  /// The bits of P that dropout keeps, for one step of 16 keys. O is multiplied by keep_scale at the end, so
+  /// that P stays what its row sum is made of. The four keys of a lane share a draw.
+  __device__ __forceinline__ void keep(Probabilities<c>& bits, int step) const {
     const std::uint32_t four = first / 4 + 4 * static_cast<std::uint32_t>(step);
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
@@ -277,8 +278,8 @@ struct DropoutRows {
       }
     }
   }
-  /// The same where the first key is not a multiple of 4: in a window, or a block mask of odd sizes.
-  __device__ __forceinline__ void keep_singly(Weights<c>& bits, int step) const {
+  /// The same where the first key is not a multiple of 4, as in a window, or a block mask of odd sizes.
+  __device__ __forceinline__ void keep_singly(Probabilities<c>& bits, int step) const {
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll

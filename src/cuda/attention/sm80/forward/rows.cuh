@@ -9,7 +9,7 @@
 
 namespace tilewise::cuda::mma {
 
-// From a call to the row of a tuning table that it runs by.
+// From a call to the row of the tuning table that it runs by.
 
 template <typename T, typename Table, int row>
 constexpr auto kernel_of_row() {
@@ -23,19 +23,19 @@ constexpr auto kernel_of_row() {
 template <typename T, typename Table, int row>
 void run_row(const AttentionCall& call, const DeviceProperties& device, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
-  const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors);
+  const ForwardGrid grid = ForwardGrid::of(call, c.rows(), device.multiprocessors);
   const Splits splits = splits_for(call, c, device, context.workspace.data);
   launch<kernel_of_row<T, Table, row>()>({.name = "tilewise mma forward",
-                                          .blocks = blocks.count(),
+                                          .blocks = grid.count(),
                                           .threads = c.threads(),
                                           .layers = splits.count,
                                           .shared_bytes = c.shared_bytes(Table::general),
                                           .stream = static_cast<cudaStream_t>(context.stream)},
-                                         call, blocks, splits);
+                                         call, grid, splits);
   if (splits.count > 1) combine_splits(call, splits, context.stream);
 }
 
-/// Runs the chosen row; all of the table is compiled.
+/// Runs row `chosen`; all rows of the table are compiled.
 template <typename T, typename Table>
 void run_chosen(const AttentionCall& call, const Context& context, int chosen) {
   const DeviceProperties& device = device_properties(context.device.index);

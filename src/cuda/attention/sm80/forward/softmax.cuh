@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/attention/common/forward/fragments.cuh"
+#include "cuda/attention/common/forward/scores.cuh"
 #include "cuda/attention/common/score.cuh"
 #include "cuda/attention/sm80/forward/tuning.h"
 #include "cuda/ptx/math.cuh"
@@ -10,41 +10,42 @@ namespace tilewise::cuda::mma {
 
 // The online softmax of a warp.
 
-/// Weights of 16 keys as factors of a product.
+/// P of 16 keys as fragments of operand A.
 template <ForwardConfig c>
-using Weights = std::uint32_t[c.row_tiles][4];
+using Probabilities = std::uint32_t[c.row_tiles][4];
 
-/// What turns scores into exponents of 2. In the plain kernel scores are bare products, and an exponent is
-/// one multiply-add from them: unit · s − reference, the reference being unit · maximum, rounded. In the
-/// general one scores are finished and in natural units, where a mask of the lowest finite number does not
-/// overflow; and there weights are times a power of two, since dropout may keep the smallest alone, and f16
-/// has nothing below 6e-8.
+/// Turns scores into exponents of 2. In the plain kernel S is not scaled, and an exponent is one
+/// multiply-add: scale_log2 · s − reference, where the reference is scale_log2 · maximum, rounded. In the
+/// general kernel scores are in natural units, in which a mask of the lowest finite number does not overflow.
+/// There P is multiplied by 2^p_scale_bits, because dropout may keep only the smallest elements, and f16
+/// holds nothing below 6e-8.
 template <bool general>
 struct Exponents {
-  float unit;
-  float slack;      ///< of maxima, see raise_maxima
-  float above = 0;  ///< the exponent of that power, where general
+  float scale_log2;
+  float slack;             ///< how much too low a maximum may be, see raise_maxima
+  float p_scale_bits = 0;  ///< 0 in the plain kernel
 
-  __device__ explicit Exponents(float unit_, float above_ = 0)
-      : unit(unit_), slack(8 / unit_), above(above_) {}
+  __device__ explicit Exponents(float scale_log2_, float p_scale_bits_ = 0)
+      : scale_log2(scale_log2_), slack(8 / scale_log2_), p_scale_bits(p_scale_bits_) {}
 
   __device__ float reference(float maximum) const {
-    return general ? maximum : fmaxf(maximum * unit, lowest);
+    return general ? maximum : fmaxf(maximum * scale_log2, lowest);
   }
-  __device__ float weight(float s, float reference_) const {
-    return exp2_approx(general ? fmaf(s - reference_, unit, above) : fmaf(s, unit, -reference_));
+  __device__ float p(float s, float reference_) const {
+    return exp2_approx(general ? fmaf(s - reference_, scale_log2, p_scale_bits)
+                               : fmaf(s, scale_log2, -reference_));
   }
-  /// What weights relative to one reference are to be multiplied by to be relative to a later one.
+  /// The factor of sums of P when its reference changes.
   __device__ float rescale(float before, float after) const {
-    return exp2_approx(general ? (before - after) * unit : before - after);
+    return exp2_approx(general ? (before - after) * scale_log2 : before - after);
   }
 };
 
 template <ForwardConfig c>
 struct SoftmaxRows {
-  float maximum[c.row_tiles][2];  ///< what weights are relative to; from the lowest on
-  float sum[c.row_tiles][2];      ///< of the lane's own weights as they are, for lse
-  float rounded[c.row_tiles][4];  ///< of the row's weights as o has them, by a product with ones
+  float maximum[c.row_tiles][2];  ///< what P is relative to; at least `lowest`
+  float sum[c.row_tiles][2];      ///< of the lane's own P in f32, for LSE
+  float rounded[c.row_tiles][4];  ///< row sums of P as rounded for P·V, by a product with ones
 
   __device__ SoftmaxRows() {
 #pragma unroll
@@ -60,7 +61,7 @@ struct SoftmaxRows {
   }
 };
 
-/// Whether one of a lane's weights, of which these are sums, may be more than 2^8.
+/// Whether an element of P may be more than 2^8, judged by a lane's sums of P.
 template <ForwardConfig c>
 __device__ __forceinline__ bool too_large(const float (&sums)[c.row_tiles][2]) {
   constexpr float most = 256;
@@ -70,7 +71,7 @@ __device__ __forceinline__ bool too_large(const float (&sums)[c.row_tiles][2]) {
   return large;
 }
 
-/// Raises the maxima to the highest scores of their rows, and makes what was summed relative to them.
+/// Raises the maxima to `highest` and rescales the sums and O.
 template <ForwardConfig c, bool general, int eights>
 __device__ __forceinline__ void raise_to(const float (&highest)[c.row_tiles][2],
                                          const Exponents<general>& exponents, SoftmaxRows<c>& rows,
@@ -90,9 +91,9 @@ __device__ __forceinline__ void raise_to(const float (&highest)[c.row_tiles][2],
   }
 }
 
-/// Whether a maximum is more than the slack below one of the lane's scores, or may be. Floats that are not
-/// negative compare as their bits do, and of integers there is a maximum of three (sm_90). Where the limit is
-/// negative, 0 is above it, and the answer is yes.
+/// Whether some score of the lane may be p_scale_bits its maximum plus the slack. Floats that are not
+/// negative compare as their bits do, and integers have a maximum of three (sm_90). Where the limit is
+/// negative, `most` is at least 0 and the answer is yes.
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ bool may_rise(const Scores<c>& s, const Exponents<general>& exponents,
                                          const SoftmaxRows<c>& rows) {
@@ -112,8 +113,8 @@ __device__ __forceinline__ bool may_rise(const Scores<c>& s, const Exponents<gen
   return rises;
 }
 
-/// Raises the maxima. They are let lie until they are 2^8 too low: a weight may then reach that, the sums
-/// lose nothing, and o is hardly ever rescaled (an idea of FlashAttention-4).
+/// Raises the maxima once they are 2^8 too low. Until then P may be up to 2^8, the sums lose nothing, and O
+/// is hardly ever rescaled (an idea of FlashAttention-4).
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents<general>& exponents,
                                              SoftmaxRows<c>& rows, Output<c>& o) {
@@ -137,41 +138,41 @@ __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents
   raise_to<c, general>(highest, exponents, rows, o);
 }
 
-/// Weights of the keys of one step of 16, rounded for the product with values. What they sum to before that
-/// goes to `sums`.
+/// P of one step of 16 keys, rounded for P·V. `sums` gets the row sums before rounding.
 template <typename T, ForwardConfig c, bool general>
-__device__ __forceinline__ void weigh(Weights<c>& weights, const Scores<c>& s, int step,
-                                      const Exponents<general>& exponents,
-                                      const float (&references)[c.row_tiles][2],
-                                      float (&sums)[c.row_tiles][2]) {
+__device__ __forceinline__ void exponentiate(Probabilities<c>& p, const Scores<c>& s, int step,
+                                             const Exponents<general>& exponents,
+                                             const float (&references)[c.row_tiles][2],
+                                             float (&sums)[c.row_tiles][2]) {
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {  // eight keys n / 2 of the step, row half n % 2
       const int half = n % 2;
       const float(&four)[4] = s[r][2 * step + n / 2];
-      const float low = exponents.weight(four[2 * half], references[r][half]);
-      const float high = exponents.weight(four[2 * half + 1], references[r][half]);
+      const float low = exponents.p(four[2 * half], references[r][half]);
+      const float high = exponents.p(four[2 * half + 1], references[r][half]);
       sums[r][half] += low + high;
-      weights[r][n] = pack<T>(low, high);
+      p[r][n] = pack<T>(low, high);
     }
   }
 }
 
-/// What those weights lost in rounding, rounded itself: a second factor for the product with values.
+/// The rounding errors of P, rounded themselves: operand A of a second product with V.
 template <typename T, ForwardConfig c, bool general>
-__device__ __forceinline__ void weigh_lost(Weights<c>& lost, const Weights<c>& weights, const Scores<c>& s,
-                                           int step, const Exponents<general>& exponents,
-                                           const float (&references)[c.row_tiles][2]) {
+__device__ __forceinline__ void rounding_errors(Probabilities<c>& lost, const Probabilities<c>& p,
+                                                const Scores<c>& s, int step,
+                                                const Exponents<general>& exponents,
+                                                const float (&references)[c.row_tiles][2]) {
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int half = n % 2;
       const float(&four)[4] = s[r][2 * step + n / 2];
-      const float2 rounded = unpack<T>(weights[r][n]);
-      lost[r][n] = pack<T>(exponents.weight(four[2 * half], references[r][half]) - rounded.x,
-                           exponents.weight(four[2 * half + 1], references[r][half]) - rounded.y);
+      const float2 rounded = unpack<T>(p[r][n]);
+      lost[r][n] = pack<T>(exponents.p(four[2 * half], references[r][half]) - rounded.x,
+                           exponents.p(four[2 * half + 1], references[r][half]) - rounded.y);
     }
   }
 }

@@ -12,40 +12,40 @@ namespace {
 constexpr int threads = 128;
 static_assert(most_splits <= threads);
 
-// Over the block, `smem` being a float a warp.
+// Reduces over the CTA; `smem` has one float per warp.
 template <typename Join>
-__device__ __forceinline__ float join_block(float x, float* smem, const Join& join) {
+__device__ __forceinline__ float reduce_cta(float x, float* smem, const Join& join) {
 #pragma unroll
   for (int apart = 16; apart > 0; apart /= 2) x = join(x, __shfl_xor_sync(~0u, x, apart));
   if (threadIdx.x % 32 == 0) smem[threadIdx.x / 32] = x;
-  __syncthreads();
+  __syncthreads();  // the results of all warps are there
   return join(join(smem[0], smem[1]), join(smem[2], smem[3]));
 }
 
-// Sums of values of a row, four dims a thread, where rows lie in such pieces: threads that have the same dims
-// share the splits. The first are on their way before anyone knows what they weigh.
-struct Pieces {
+// Sums the partial O of a row, four dims per thread. Threads with the same dims share the splits. The first
+// loads are issued before the splits' weights are known. `used` says whether rows are multiples of four dims.
+struct RowSums {
   static constexpr int ahead = 4;
   const Splits& splits;
   const std::int64_t row;
   const int columns, d, first, step;  // step: how many threads have the same dims
-  const bool works;
+  const bool active;
   float4 early[ahead];
 
-  __device__ __forceinline__ Pieces(const Splits& splits_, std::int64_t row_, bool used)
+  __device__ __forceinline__ RowSums(const Splits& splits_, std::int64_t row_, bool used)
       : splits(splits_),
         row(row_),
         columns(used ? static_cast<int>(splits_.dim_v) / 4 : threads),
         d(static_cast<int>(threadIdx.x) % columns * 4),
         first(static_cast<int>(threadIdx.x) / columns),
         step(threads / columns),
-        works(used && first < step) {
+        active(used && first < step) {
 #pragma unroll
     for (int n = 0; n < ahead; ++n) early[n] = split(first + n * step);
   }
   __device__ __forceinline__ float4 split(int index) const {
-    return works && index < splits.count ? *reinterpret_cast<const float4*>(splits.o(index, row) + d)
-                                         : float4{};
+    return active && index < splits.count ? *reinterpret_cast<const float4*>(splits.o(index, row) + d)
+                                          : float4{};
   }
   __device__ __forceinline__ static void add(float4& sum, float weight, const float4& more) {
     sum.x = fmaf(weight, more.x, sum.x);
@@ -53,7 +53,7 @@ struct Pieces {
     sum.z = fmaf(weight, more.z, sum.z);
     sum.w = fmaf(weight, more.w, sum.w);
   }
-  /// The weighted sum.
+  /// The weighted sum over all splits.
   __device__ __forceinline__ float4 sum(const float* weights_smem, float4* sums_smem) const {
     float4 own{};
 #pragma unroll
@@ -65,22 +65,22 @@ struct Pieces {
       add(own, weights_smem[index], split(index));
     }
     sums_smem[threadIdx.x] = own;
-    __syncthreads();  // all sums are there
+    __syncthreads();  // the sums of all threads are there
     float4 all{};
     for (int n = 0; n < step; ++n) add(all, 1.0f, sums_smem[d / 4 + n * columns]);
     return all;
   }
 };
 
-// A row is a block's. A thread weighs one split, then has some of the dims.
-template <bool in_pieces>
+// One CTA per row. A thread computes the weight of one split, then sums some of the dims.
+template <bool by_fours>
 __global__ void __launch_bounds__(threads)
     combine_kernel(const __grid_constant__ AttentionCall call, const Splits splits) {
   __shared__ float joined_smem[3][threads / 32];
   __shared__ float weights_smem[threads];
   __shared__ float4 sums_smem[threads];
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it wrote the partial results
   const auto length_q = static_cast<std::uint32_t>(call.problem.length_q);
   const auto heads_q = static_cast<std::uint32_t>(call.problem.heads_q);
   const std::int64_t i = blockIdx.x % length_q;
@@ -90,22 +90,22 @@ __global__ void __launch_bounds__(threads)
   if (i >= sequence.length_q) return;
   const std::int64_t row = Splits::row(call, b, h, i);
 
-  const Pieces pieces(splits, row, in_pieces);
+  const RowSums row_sums(splits, row, by_fours);
   const auto own = static_cast<int>(threadIdx.x);
   const bool has_split = own < splits.count;
   const float* state = splits.state(has_split ? own : 0, row);
   const float own_maximum = state[0];
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
   const auto sum_of = [](float x, float y) { return x + y; };
-  float maximum = join_block(own_maximum, joined_smem[0], larger);
-  float sink_weight = 0;
+  float maximum = reduce_cta(own_maximum, joined_smem[0], larger);
+  float sink_p = 0;
   if (call.problem.features.sinks) {
-    join_sink(static_cast<float>(call.sinks.at(b, h)), maximum, sink_weight);
+    join_sink(static_cast<float>(call.sinks.at(b, h)), maximum, sink_p);
   }
   const float weight = has_split ? expf(own_maximum - maximum) : 0.0f;
   weights_smem[own] = weight;
-  const float total = join_block(weight * state[1], joined_smem[1], sum_of) + sink_weight;
-  const float rounded = join_block(weight * state[2], joined_smem[2], sum_of) + sink_weight;
+  const float total = reduce_cta(weight * state[1], joined_smem[1], sum_of) + sink_p;
+  const float rounded = reduce_cta(weight * state[2], joined_smem[2], sum_of) + sink_p;
   const std::int64_t at = sequence.first_q + i;
   if (call.lse.wanted && own == 0) {
     *reinterpret_cast<float*>(call.lse.at(b, h, at)) = total == 0 ? minus_infinity : maximum + logf(total);
@@ -116,13 +116,13 @@ __global__ void __launch_bounds__(threads)
   const auto store = [&](int d, float sum) {
     store_element(out + d * size_of(call.o.dtype), call.o.dtype, sum * inverse);
   };
-  if constexpr (in_pieces) {
-    const float4 sum = pieces.sum(weights_smem, sums_smem);
-    if (pieces.first > 0) return;
-    store(pieces.d, sum.x);
-    store(pieces.d + 1, sum.y);
-    store(pieces.d + 2, sum.z);
-    store(pieces.d + 3, sum.w);
+  if constexpr (by_fours) {
+    const float4 sum = row_sums.sum(weights_smem, sums_smem);
+    if (row_sums.first > 0) return;
+    store(row_sums.d, sum.x);
+    store(row_sums.d + 1, sum.y);
+    store(row_sums.d + 2, sum.z);
+    store(row_sums.d + 3, sum.w);
   } else {
     for (int d = own; d < splits.dim_v; d += threads) {
       float sum = 0;
@@ -142,7 +142,7 @@ void combine_splits(const AttentionCall& call, const Splits& splits, void* strea
                    .blocks = call.problem.batch * call.problem.heads_q * call.problem.length_q,
                    .threads = threads,
                    .stream = static_cast<cudaStream_t>(stream),
-                   .early = begins_early(call.problem.device)};
+                   .early = has_pdl(call.problem.device)};
   splits.dim_v % 4 == 0 && splits.dim_v / 4 <= threads ? launch<combine_kernel<true>>(how, call, splits)
                                                        : launch<combine_kernel<false>>(how, call, splits);
 }

@@ -6,19 +6,19 @@
 
 namespace tilewise::cuda::mma {
 
-/// How a block of the forward kernel is cut. A warp, or a pair of them, has 16 · row_tiles queries for itself
-/// and walks over all keys; every fragment of keys and values it loads serves all its row tiles.
+/// The tile sizes of the forward kernel. A warp, or a pair of warps, has 16 · row_tiles queries of its own
+/// and walks over all keys. Every fragment of K and V that it loads serves all its row tiles.
 struct ForwardConfig {
-  int dim = 0;  ///< the head dims, both, are filled up to it
+  int dim = 0;  ///< both head dims are padded to it
   int warps = 4;
-  int row_tiles = 1;          ///< of 16 queries, a warp
-  int keys = 64;              ///< a tile
-  bool queries_stay = false;  ///< in registers; else they are read again for every tile of keys
-  int stages = 2;  ///< of keys and of values; pairs have one: values come beside q·k, keys beside the rest
-  bool paired = false;      ///< two warps have the same queries, and half of the keys and of o each
-  bool old_maxima = false;  ///< weights by the maxima as they are, made again where one is too large
-  int blocks = 1;           ///< a multiprocessor, at least
-  bool split_kv = false;    ///< several blocks may share the keys of a tile of queries, see split_kv.h
+  int row_tiles = 1;          ///< of 16 queries, per warp
+  int keys = 64;              ///< per tile
+  bool queries_stay = false;  ///< in registers; otherwise they are loaded again for every K tile
+  int stages = 2;             ///< of K and V; pairs have one, where V is loaded during Q·Kᵀ and K during P·V
+  bool paired = false;        ///< two warps share their queries; each has half of the keys and half of O
+  bool old_maxima = false;  ///< P is computed with the maxima so far, and again where an element is too large
+  int blocks = 1;           ///< CTAs per SM, at least
+  bool split_kv = false;    ///< several CTAs may share the keys of a Q tile, see split_kv.h
   bool additive = true;     ///< takes additive masks; without them more registers are left for scores
 
   constexpr int threads() const { return warps * 32; }
@@ -26,14 +26,13 @@ struct ForwardConfig {
   constexpr int rows() const { return warps * warp_rows() / (paired ? 2 : 1); }
   constexpr int row_bytes() const { return dim * 2; }
   constexpr int query_bytes() const { return rows() * row_bytes(); }
-  constexpr int key_bytes() const { return keys * row_bytes(); }         ///< a stage of keys, or of values
-  constexpr int scores() const { return row_tiles * keys / 2; }          ///< a lane
-  constexpr int pair_weights_bytes() const { return threads() * keys; }  ///< which pairs exchange
-  static constexpr int fact_bytes = 384;  ///< of what a block of the general kernel knows, see facts.cuh
-  /// Queries, stages of keys and of values; pairs' weights and two floats a thread.
+  constexpr int key_bytes() const { return keys * row_bytes(); }   ///< one stage of K or V
+  constexpr int pair_p_bytes() const { return threads() * keys; }  ///< P that paired warps exchange
+  static constexpr int fact_bytes = 384;                           ///< of ForwardFacts
+  /// Q, stages of K and V; for pairs P and two floats per thread.
   constexpr std::size_t shared_bytes(bool general) const {
     return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() + (general ? fact_bytes : 0) +
-                                    (paired ? pair_weights_bytes() + threads() * 8 : 0));
+                                    (paired ? pair_p_bytes() + threads() * 8 : 0));
   }
   template <typename To>
   constexpr void describe(To& to) const {
@@ -44,10 +43,10 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-// One row a line. Of those with the smallest sufficient dim the first is taken whose blocks fill most of the
-// GPU, else the last that fits into its shared memory. Rows of one warp are for heads, or groups of them,
-// whose queries fit into its 16 rows: decoding, where all there is to do is to read the keys, by as many
-// blocks as there is room for. bench/sweep_mma.cu measures candidates.
+// Of the rows with the smallest sufficient dim, the first whose CTAs fill most of the GPU is taken, or else
+// the last that fits into its shared memory. Rows of one warp are for heads, or groups of heads, whose
+// queries fit into its 16 rows. That is decoding, which is bound by reading the keys, so as many CTAs as
+// possible should read. bench/sweep_mma.cu measures candidates.
 
 // Rows of both tables.
 inline constexpr ForwardConfig small64{
@@ -58,7 +57,7 @@ constexpr ForwardConfig one_warp(int dim, int blocks) {
   return {.dim = dim, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = blocks, .split_kv = true};
 }
 
-/// For calls whose scores only a band hides, of aligned rows.
+/// For calls in which only the band hides keys, with aligned rows.
 struct PlainForward {
   static constexpr std::string_view name = "attention.sm80.forward";
   static constexpr bool general = false;
@@ -78,7 +77,7 @@ struct PlainForward {
   };
 };
 
-/// For all others.
+/// For all other calls.
 struct GeneralForward {
   static constexpr std::string_view name = "attention.sm80.forward_general";
   static constexpr bool general = true;
@@ -94,7 +93,7 @@ struct GeneralForward {
   };
 };
 
-/// The largest head dim there is a row for.
+/// The largest head dim that has a row.
 inline constexpr int most_dim = 256;
 
 template <typename Table>

@@ -11,10 +11,10 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-// Attention for f32 on tensor cores. A block keeps a tile of queries and walks over tiles of keys, which were
-// split before; a warp has its queries for itself.
+// Attention for f32 on tensor cores. A CTA keeps a Q tile and walks over K and V tiles, which were split by
+// the kernel before it. A warp has its own queries.
 
-/// Fragments of a warp's queries: in registers for good, or from shared memory each time.
+/// Fragments of a warp's queries: kept in registers, or loaded from shared memory for each K tile.
 template <auto c, bool stay = c.queries_stay>
 struct Queries {
   MatrixPointer<c.dim> at;
@@ -45,20 +45,19 @@ struct Queries<c, true> {
   }
 };
 
-/// What a block has: its queries, and a ring of buffers, through which keys and values of a tile pass by
-/// turns.
+/// The state of a CTA: its queries, and a ring of buffers through which K and V tiles pass alternately.
 template <auto c>
-struct Block : QueryState<c> {
+struct ForwardCta : QueryState<c> {
   using QueryState<c>::call, QueryState<c>::rows, QueryState<c>::place, QueryState<c>::o;
   const SplitRows &k, &v;
   std::byte* q_smem;        ///< parts x [rows, dim]
   std::byte* ring_smem;     ///< buffers x parts x [keys, dim]
   int* exponents_smem;      ///< [rows]
-  std::int64_t first_tile;  ///< of the sequence, among all
-  int tile, end;            ///< the tile at hand, and where they end
+  std::int64_t first_tile;  ///< the sequence's first tile among all
+  int tile, end;            ///< the current K tile, and the end of its range
 
-  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, const SplitRows& k_,
-                   const SplitRows& v_, std::byte* shared)
+  __device__ ForwardCta(const AttentionCall& call_, const QueryRows& rows_, const SplitRows& k_,
+                        const SplitRows& v_, std::byte* shared)
       : QueryState<c>(call_, rows_),
         k(k_),
         v(v_),
@@ -76,7 +75,7 @@ struct Block : QueryState<c> {
   }
   __device__ const std::byte* buffer(int item) const { return ring_smem + item % c.buffers * c.key_bytes(); }
 
-  /// Begins the copy of an item, which is the keys or the values of a tile, if there are so many.
+  /// Starts the copy of an item if it exists. Items are K tile, V tile, K tile, V tile and so on.
   __device__ void fetch(int first, int item) const {
     if (first + item / 2 < end) {
       const std::int64_t from_tile = first_tile + first + item / 2;
@@ -91,8 +90,8 @@ struct Block : QueryState<c> {
     commit_copies();
   }
 
-  /// All tiles, one after another. Gives whether the queries fit.
-  __device__ bool walk() {
+  /// The mainloop over all tiles. Returns whether the queries fit.
+  __device__ bool mainloop() {
     const int first = tile;
 #pragma unroll
     for (int item = 0; item < c.buffers - 1; ++item) fetch(first, item);
@@ -108,7 +107,7 @@ struct Block : QueryState<c> {
       const int k_exponent = k.exponents[first_tile + tile];
       const int v_exponent = v.exponents[first_tile + tile];
       wait_copies<c.buffers - 2>();
-      __syncthreads();  // the keys are there, and everyone is done with the values before
+      __syncthreads();  // K has arrived; all warps are done with the last V
       fetch(first, item + c.buffers - 1);
       const int first_key = tile * c.keys;
       const bool seen = first_key < seen_last && first_key + c.keys > seen_first;
@@ -118,51 +117,51 @@ struct Block : QueryState<c> {
             s, [&](Parts<c>(&a)[c.row_tiles], int step) { q.get(a, step); }, address(buffer(item)));
       }
       wait_copies<c.buffers - 2>();
-      __syncthreads();  // the values are there, and everyone is done with the keys
+      __syncthreads();  // V has arrived; all warps are done with K
       fetch(first, item + c.buffers);
       if (!seen) continue;
       const std::int64_t left = queries.sequence.length_k - first_key;
       const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
       if (first_key < all.first || first_key + c.keys > all.last) hide<c>(call, rows, keys, place, s);
-      float units[c.row_tiles][2];
-      this->find_units(units, k_exponent);
-      this->raise_maxima(s, units);
-      const float factor = o.follow(v_exponent == zero_tile ? o.exponent : v_exponent);
-      Weights<c> weights;
+      float scales_log2[c.row_tiles][2];
+      this->find_scales_log2(scales_log2, k_exponent);
+      this->raise_maxima(s, scales_log2);
+      const float factor = o.rescale_for(v_exponent == zero_tile ? o.exponent : v_exponent);
+      ScoreFragments<c> p;
       fit &= c.parts == 2 || factor >= least_factor;
-      this->weigh(weights, s, units, factor);
-      add_tile<c, c.key_part_bytes()>(o.sum, weights, address(buffer(item + 1)), factor);
+      this->exponentiate(p, s, scales_log2, factor);
+      add_tile<c, c.key_part_bytes()>(o.sum, p, address(buffer(item + 1)), factor);
     }
     return fit;
   }
 };
 
-/// The kernel of one row of a table.
+/// The kernel of one row of the tuning table.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const SplitRows k,
+    forward_kernel(const __grid_constant__ AttentionCall call, const ForwardGrid grid, const SplitRows k,
                    const SplitRows v, const Unfit unfit) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == Table::keys && c.parts == Table::parts);
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
-  const QueryRows rows = blocks.rows(call, blockIdx.x);
+  const QueryRows rows = grid.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
   if (unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] != 0) return;
-  Block<c> block(call, rows, k, v, shared);
-  if (!block.walk()) {
-    for (int n = block.place.lane; n < rows.heads; n += 32) {
+  ForwardCta<c> cta(call, rows, k, v, shared);
+  if (!cta.mainloop()) {
+    for (int n = cta.place.lane; n < rows.heads; n += 32) {
       unfit.queries[rows.queries.b * call.problem.heads_q + rows.queries.h + n] = 1;
       *unfit.any = 1;
     }
   }
-  block.finish();
+  cta.finish();
 #endif
 }
 
-// From a call to the row of a tuning table that it runs by.
+// From a call to the row of the tuning table that it runs by.
 
-/// The dim that a call's head dims are filled up to.
+/// The dim that a call's head dims are padded to.
 template <typename Table>
 int table_dim(const AttentionCall& call) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
@@ -175,7 +174,7 @@ ForwardSpace space_of(const AttentionCall& call, void* base) {
   return {call, base, Table::keys, Table::parts, table_dim<Table>(call)};
 }
 
-/// Splits keys and values.
+/// Splits K and V.
 template <typename Table, int dim>
 void split_keys(const AttentionCall& call, const ForwardSpace& space, cudaStream_t stream) {
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
@@ -193,24 +192,24 @@ void run_row(const AttentionCall& call, const ForwardSpace& space, int multiproc
   constexpr ForwardConfig c = Table::rows[row];
   clear_marks(space.unfit, stream);
   split_keys<Table, c.dim>(call, space, stream);
-  const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), multiprocessors);
+  const ForwardGrid grid = ForwardGrid::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise mma forward",
-                                      .blocks = blocks.count(),
+                                      .blocks = grid.count(),
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
                                       .stream = stream},
-                                     call, blocks, space.k, space.v, space.unfit);
+                                     call, grid, space.k, space.v, space.unfit);
 }
 
-/// The row of a table that suits a call.
+/// The row of the table for a call.
 template <typename Table>
 int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const int dim = table_dim<Table>(call);
   const int chosen = choose_row_of<Table>(
       call, [&](const ForwardConfig& c) { return c.dim == dim && c.shared_bytes() <= device.shared_bytes; },
       [&](int row) {
-        const auto blocks = QueryBlocks::of(call, Table::rows[row].rows(), device.multiprocessors);
-        return fill_cost<Table>(row, 4 * blocks.count() >= 3 * device.multiprocessors);
+        const auto grid = ForwardGrid::of(call, Table::rows[row].rows(), device.multiprocessors);
+        return fill_cost<Table>(row, 4 * grid.count() >= 3 * device.multiprocessors);
       });
   if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
   return chosen;
@@ -222,7 +221,7 @@ Configuration configuration_of(const AttentionCall& call, const Context& context
           .row = choose_row<Table>(call, device_properties(context.device.index))};
 }
 
-/// Runs the chosen row and returns what it left; all of the table is compiled.
+/// Runs row `chosen` and returns its workspace; all rows of the table are compiled.
 template <typename Table>
 ForwardSpace run_chosen(const AttentionCall& call, int chosen, const Context& context) {
   const ForwardSpace space = space_of<Table>(call, context.workspace.data);

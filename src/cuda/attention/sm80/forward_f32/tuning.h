@@ -6,21 +6,21 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-/// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all
-/// keys; every fragment of keys and values it loads serves all its row tiles.
+/// The tile sizes of the forward kernel. A warp has 16 · row_tiles queries of its own and walks over all
+/// keys. Every fragment of K and V that it loads serves all its row tiles.
 struct ForwardConfig {
-  int dim = 0;  ///< the head dims, both, are filled up to it
+  int dim = 0;  ///< both head dims are padded to it
   int warps = 4;
-  int row_tiles = 2;          ///< of 16 queries, a warp
-  int keys = 32;              ///< a tile
-  int parts = 2;              ///< of 16 bits that a number is split into
-  int keys_at_once = 32;      ///< of a tile, in q·k: how many products are under way
-  int dims_at_once = 16;      ///< the same of dims in weights·v
-  int buffers = 3;            ///< each for a tile of keys or of values
-  bool queries_stay = false;  ///< in registers; else they are read again for every tile of keys
-  int blocks = 1;             ///< a multiprocessor, at least
+  int row_tiles = 2;          ///< of 16 queries, per warp
+  int keys = 32;              ///< per tile
+  int parts = 2;              ///< 16-bit numbers that an f32 number is split into
+  int keys_at_once = 32;      ///< of a tile, in Q·Kᵀ: how many products are in flight
+  int dims_at_once = 16;      ///< the same for the dims of P·V
+  int buffers = 3;            ///< each holds a K tile or a V tile
+  bool queries_stay = false;  ///< in registers; otherwise they are loaded again for every K tile
+  int blocks = 1;             ///< CTAs per SM, at least
 
-  static constexpr int steps_at_once = 1;  ///< of 16 keys in weights·v, whose small products go first
+  static constexpr int steps_at_once = 1;  ///< of 16 keys in P·V, whose products of low parts come first
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
   constexpr int rows() const { return warps * warp_rows(); }
@@ -28,7 +28,7 @@ struct ForwardConfig {
   constexpr int query_part_bytes() const { return rows() * row_bytes(); }
   constexpr int key_part_bytes() const { return keys * row_bytes(); }
   constexpr int key_bytes() const { return parts * key_part_bytes(); }  ///< of a buffer
-  /// Queries and their exponents, then the buffers.
+  /// Q and its exponents, then the buffers.
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(parts * query_part_bytes() + buffers * key_bytes() + rows() * 4);
   }
@@ -41,11 +41,11 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-// One row a line. Of those with the smallest sufficient dim the first is taken whose blocks fill most of the
-// GPU, else the last that fits into its shared memory. Rows of a table share their tiles of keys, which are
-// split before the walk begins. bench/sweep_mma_f32.cu measures candidates.
+// Of the rows with the smallest sufficient dim, the first whose CTAs fill most of the GPU is taken, or else
+// the last that fits into its shared memory. Rows of a table have the same K tiles, because these are split
+// before the row's kernel starts. bench/sweep_mma_f32.cu measures candidates.
 
-/// Two parts a number: f32's own error.
+/// Two parts per number: as exact as f32.
 struct FullForward {
   static constexpr std::string_view name = "attention.sm80.forward_f32";
   static constexpr int keys = 32;
@@ -66,7 +66,7 @@ struct FullForward {
   };
 };
 
-/// One part, where the caller allowed TF32: f16 has as many digits.
+/// One part per number, where the caller allowed TF32: f16 has as many digits.
 constexpr ForwardConfig tf32(ForwardConfig c) {
   c.keys = 64;
   c.parts = 1;
@@ -87,7 +87,7 @@ struct Tf32Forward {
   };
 };
 
-/// The largest head dim there is a row for.
+/// The largest head dim that has a row.
 inline constexpr int most_dim = 256;
 
 static_assert(dims_are_powers_of_two<FullForward>() && dims_are_powers_of_two<Tf32Forward>(),

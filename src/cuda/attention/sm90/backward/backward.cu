@@ -63,7 +63,7 @@ std::string unsuited(const AttentionProblem& problem) {
 }
 
 std::string trial(const AttentionProblem& problem) {
-  return has_dmask_apart(problem) ? "gradients of masks that are broadcast or used with softcap" : "";
+  return has_separate_dmask(problem) ? "gradients of masks that are broadcast or used with softcap" : "";
 }
 
 std::size_t backward_workspace(const AttentionCall& call) { return workspace_bytes<Configs>(call); }

@@ -14,16 +14,17 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-// What the general kernel does beside the plain one: softcap, ALiBi, masks with their gradient, dropout.
+// The features of the general kernel: softcap, ALiBi, masks with their gradient, block masks and dropout.
 //
-// A mask comes by TMA, like Q: 64 queries x 128 keys in boxes of 128 bytes of keys, swizzled. Where consumers
-// keep step one stage is enough: it is asked for while they are at the products of the tile before. Producer
-// warps that have nothing else to do draw dropout's bits, so consumers read a word per query and key half.
+// A mask is loaded by TMA, like Q: 64 queries x 128 keys, in swizzled boxes of 128 bytes of keys. With
+// consumers in step, one stage is enough: it is loaded while they run the products of the previous tile.
+// Producer warps that are otherwise idle draw dropout's random numbers, so consumers read only a bit per
+// pair.
 //
-// S and dP are transposed: element 4j + 2h + e of a lane 4g + t is key g + 8h of its warp's 16, query 8j + 2t
-// + e.
+// S and dP are transposed: element 4j + 2h + e of lane 4g + t is that of key g + 8h of the warp's 16 and of
+// query 8j + 2t + e.
 
-/// Whether a tile has a mask or bits of a block mask, and the how-manieth of these it is.
+/// Whether a tile has a mask or bits of a block mask, and its number among the tiles that have any.
 template <Config c>
 __device__ __forceinline__ bool has_mask(const ScoreParams& score, const Step& step) {
   return score.mask != MaskForm::none || (c.listed && step.block >= 0);
@@ -33,8 +34,8 @@ __device__ __forceinline__ int mask_number(const Step& step) {
   return c.listed ? step.masked : step.n;
 }
 
-/// The loop over tiles, as every role walks it. Of a list the next entry is read before the tiles of this
-/// one.
+/// The loop over tiles, the same for all roles. The next entry of a list is read before the tiles of the
+/// current one, to hide the load's latency.
 template <Config c, typename Body>
 __device__ __forceinline__ void for_each_tile(const TileParams& params, const Walk& walk, const Body& body) {
   const Sizes& sizes = params.sizes;
@@ -73,19 +74,20 @@ __device__ __forceinline__ void for_each_tile(const TileParams& params, const Wa
   }
 }
 
-/// Stage and parity of item n, where there are one or two stages.
-struct FewStages {
+/// Stage and parity of item n, with one or two stages.
+struct StageOf {
   int stage;
   std::uint32_t parity;
-  __device__ FewStages(int n, int stages)
+  __device__ StageOf(int n, int stages)
       : stage(n & (stages - 1)), parity(static_cast<std::uint32_t>(n >> (stages - 1)) & 1) {}
 };
 
-/// Has a tile's mask copied, from query and key on; `barrier` expects mask_box_bytes().
+/// Bytes of a tile's mask, which `barrier` of copy_mask() must expect.
 template <Config c>
 __device__ __forceinline__ int mask_box_bytes(const ScoreParams& score) {
   return max(c.keys << score.mask_bytes_log2(), 128) * score.mask_rows;
 }
+/// Starts the copy of a tile's mask, whose first pair is `query` and `key`.
 template <Config c>
 __device__ __forceinline__ void copy_mask(const TileParams& params, std::byte* to_smem, Mbarrier* barrier,
                                           int key, int query, int head_q, int b) {
@@ -95,19 +97,19 @@ __device__ __forceinline__ void copy_mask(const TileParams& params, std::byte* t
   }
 }
 
-/// Where the mask of a tile is.
+/// The stage of a tile's mask and bits.
 template <Config c>
-__device__ __forceinline__ FewStages mask_place(const ScoreParams& score, const Step& step) {
+__device__ __forceinline__ StageOf mask_place(const ScoreParams& score, const Step& step) {
   return {mask_number<c>(step), c.in_step ? 1 : score.mask_stages};
 }
 
-/// Masks and bits of all tiles that have any; by one thread.
+/// Loads the masks and block masks' bits of all tiles that have any. Called by one thread.
 template <Config c>
 __device__ void load_masks(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const ScoreParams& score = params.score;
   for_each_tile<c>(params, walk, [&](const Step& step) {
     if (!has_mask<c>(score, step)) return;
-    const FewStages at = mask_place<c>(score, step);
+    const StageOf at = mask_place<c>(score, step);
     Mbarrier* full = shared.mask_full + at.stage;
     wait(shared.mask_empty + at.stage, at.parity ^ 1);
     const bool masked = score.mask != MaskForm::none, listed = c.listed && step.block >= 0;
@@ -124,24 +126,24 @@ __device__ void load_masks(const TileParams& params, const Shared<c>& shared, co
   });
 }
 
-/// Where dropout counts the pairs of a tile from.
-struct DrawnTile {
+/// The first pair of a tile, in the counters of dropout.
+struct DropoutTile {
   int first_key, first_query;
-  int head;  ///< among the heads of all entries
+  int head;  ///< number among the query heads of all entries
 };
 
-/// Draws the bits of a tile, by `warps` warps. A lane draws four keys of a query, a warp all keys of one
-/// query or two. What follows from the lane's number, and of which tile it is, is found where it is used:
-/// producers have few registers.
+/// Draws dropout's bits of a tile, with `warps` warps. A lane draws four keys of a query, a warp all keys of
+/// one or two queries. The lane's number and the tile are computed again where they are used, since producers
+/// have few registers.
 template <Config c, typename Which>
-__device__ __forceinline__ void draw_tile(const ScoreParams& score, const volatile Words& words,
-                                          std::uint32_t* to_smem, const Which& which, int warp, int warps) {
-  constexpr int lanes = c.keys / 4;  // of a query
+__device__ __forceinline__ void draw_words(const ScoreParams& score, const volatile Words& words,
+                                           std::uint32_t* to_smem, const Which& which, int warp, int warps) {
+  constexpr int lanes = c.keys / 4;  // lanes per query
   constexpr int at_once = 32 / lanes;
 #pragma unroll 1
   for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
     const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
-      const DrawnTile tile = which();
+      const DropoutTile tile = which();
       return {static_cast<std::uint32_t>(tile.first_key / 4 + lane % lanes),
               static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
               static_cast<std::uint32_t>(tile.head), words.stream};
@@ -156,14 +158,14 @@ __device__ __forceinline__ void draw_tile(const ScoreParams& score, const volati
     for (int other = 1; other < 8; other *= 2) bits |= __shfl_xor_sync(~0u, bits, other);
     if (lane % 8 == 0) to_smem[lane % lanes / 8 * c.queries + r + lane / lanes] = bits;
   }
-  __syncwarp();  // all lanes' words are there
+  __syncwarp();  // all lanes have stored their words, and lane 0 signals them
 }
 
-/// The same. A lane draws eight keys of a query, one draw after the other, and stores their byte.
+/// The same, but a lane draws eight keys of a query, with two draws in sequence, and stores them as a byte.
 template <Config c, typename Which>
 __device__ __forceinline__ void draw_bytes(const ScoreParams& score, const volatile Words& words,
                                            std::uint32_t* to_smem, const Which& which, int warp, int warps) {
-  constexpr int lanes = c.keys / 8;  // of a query
+  constexpr int lanes = c.keys / 8;  // lanes per query
   constexpr int at_once = 32 / lanes;
   auto* bytes = reinterpret_cast<std::uint8_t*>(to_smem);
 #pragma unroll 1
@@ -171,7 +173,7 @@ __device__ __forceinline__ void draw_bytes(const ScoreParams& score, const volat
     std::uint32_t bits = 0;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      const DrawnTile tile = which();
+      const DropoutTile tile = which();
       const int lane = lane_now();
       const auto drawn = philox({static_cast<std::uint32_t>(tile.first_key / 4 + 2 * (lane % lanes) + half),
                                  static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
@@ -183,27 +185,27 @@ __device__ __forceinline__ void draw_bytes(const ScoreParams& score, const volat
     const int lane = lane_now(), chunk = lane % lanes;
     bytes[chunk / 4 * c.queries * 4 + (r + lane / lanes) * 4 + chunk % 4] = static_cast<std::uint8_t>(bits);
   }
-  __syncwarp();  // all lanes' bytes are there
+  __syncwarp();  // all lanes have stored their bytes, and lane 0 signals them
 }
 
-/// Dropout's bits of all tiles, by `warps` warps.
+/// Draws dropout's bits of all tiles, with `warps` warps.
 template <Config c>
-__device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
-                          int warps) {
-  // All warps write the same.
+__device__ void draw_dropout(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
+                             int warps) {
+  // All warps write the same values.
   shared.words->first_key = walk.first_key;
   shared.words->first_head = walk.entry.b * params.sizes.heads_q;
   __syncwarp();
   for_each_tile<c>(params, walk, [&](const Step& step) {
-    const FewStages at(step.n, params.score.kept_stages);
+    const StageOf at(step.n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
-    const auto which = [&]() -> DrawnTile {
+    const auto which = [&]() -> DropoutTile {
       const volatile Words& words = *shared.words;
       return {words.first_key, step.tile * c.queries, words.first_head + step.head_q};
     };
     std::uint32_t* to_smem = shared.kept + at.stage * c.kept_words() * c.queries;
     if constexpr (c.in_step) {
-      draw_tile<c>(params.score, *shared.words, to_smem, which, warp, warps);
+      draw_words<c>(params.score, *shared.words, to_smem, which, warp, warps);
     } else {
       draw_bytes<c>(params.score, *shared.words, to_smem, which, warp, warps);
     }
@@ -211,12 +213,12 @@ __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, con
   });
 }
 
-/// Which of a tile's pairs a consumer's lane has.
+/// The pairs of a tile that a consumer's lane holds.
 template <Config c>
 struct LanePlace {
   int lane;
-  int key;    ///< the warp's first
-  int query;  ///< the consumer's first
+  int key;    ///< the warp's first key
+  int query;  ///< the consumer's first query
 
   __device__ LanePlace(int warp, int lane_)
       : lane(lane_),
@@ -227,24 +229,24 @@ struct LanePlace {
   __device__ int first_query() const { return query + lane % 4 * 2; }
 };
 
-/// What a consumer's lane knows of the tile at hand.
+/// What a lane needs to compute P of a tile from S.
 template <Config c>
-struct TileFacts {
+struct TileInputs {
   const ScoreParams& score;
   const std::byte* mask_smem;
   const float* lse_smem;     ///< from the lane's first query on
   const float* offset_smem;  ///< the same
   LanePlace<c> place;
-  float slope;   ///< ALiBi's, of the head
-  int distance;  ///< i + Sk − Sq − j of the lane's first key and query
+  float slope;   ///< ALiBi's slope of the head
+  int distance;  ///< ALiBi's i + Sk − Sq − j for the lane's first key and query
   Visible visible;
   int key_count;
-  std::uint32_t seen = ~0u;  ///< listed: the lane's pairs that the block mask shows
+  std::uint32_t seen = ~0u;  ///< listed: a bit for each of the lane's pairs: the block mask shows it
 
-  /// Bytes from a query of the mask's boxes to that eight queries behind.
+  /// Distance in bytes between queries r and r + 8 in the mask's boxes.
   __device__ int eight_rows() const { return score.mask_rows == 64 ? 8 * 128 : 0; }
 
-  /// Elements 8·two to 8·two + 7 of the mask: 16 queries.
+  /// Loads the mask for elements [8·two, 8·two + 8) of S: 16 queries.
   template <typename T, MaskForm form>
   __device__ __forceinline__ void load_mask(float (&to)[8], int two) const {
     const int lane = place.lane;
@@ -253,7 +255,7 @@ struct TileFacts {
       const std::byte* row = rows + place.key / 64 * 8192 + lane % 8 * 128 + lane / 16 * eight_rows() +
                              ((place.key % 64 / 8 + lane / 8 % 2) ^ (lane % 8)) * 16;
       std::uint32_t words[4];
-      load_matrices_turned(words, static_cast<std::uint32_t>(__cvta_generic_to_shared(row)));
+      load_matrices_transposed(words, static_cast<std::uint32_t>(__cvta_generic_to_shared(row)));
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float2 pair = unpack<T>(words[n]);
@@ -285,11 +287,12 @@ struct TileFacts {
   }
 };
 
-/// P from S: calls take(j, p, slope) for the lane's four pairs of queries 8j to 8j + 7; the slope is
-/// that of softcap. Steps of a score are rounded as far_rows() rounds them.
+/// Computes P from S: calls take(j, p, slope) for the lane's four pairs among queries [8j, 8j + 8), `slope`
+/// being the derivative of softcap. Each step of the score is rounded as in score_of(), which far_rows_kernel
+/// uses.
 template <typename T, MaskForm form, Config c, typename Take>
-__device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2], const TileFacts<c>& tile,
-                                              const Take& take) {
+__device__ __forceinline__ void compute_p_general(float (&s)[c.own_queries() / 2], const TileInputs<c>& tile,
+                                                  const Take& take) {
   const ScoreParams& score = tile.score;
 #pragma unroll
   for (int two = 0; two < c.own_queries() / 16; ++two) {
@@ -345,22 +348,22 @@ __device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2], c
   }
 }
 
-/// The same with a mask of that form.
+/// The same with a mask form that is known at run time.
 template <typename T, Config c, typename Take>
-__device__ __forceinline__ void weigh_general(MaskForm form, float (&s)[c.own_queries() / 2],
-                                              const TileFacts<c>& tile, const Take& take) {
+__device__ __forceinline__ void compute_p_general(MaskForm form, float (&s)[c.own_queries() / 2],
+                                                  const TileInputs<c>& tile, const Take& take) {
   if (c.listed && form == MaskForm::none) {
-    weigh_general<T, MaskForm::none, c>(s, tile, take);
+    compute_p_general<T, MaskForm::none, c>(s, tile, take);
   } else if (form == MaskForm::boolean) {
-    weigh_general<T, MaskForm::boolean, c>(s, tile, take);
+    compute_p_general<T, MaskForm::boolean, c>(s, tile, take);
   } else if (form == MaskForm::half) {
-    weigh_general<T, MaskForm::half, c>(s, tile, take);
+    compute_p_general<T, MaskForm::half, c>(s, tile, take);
   } else {
-    weigh_general<T, MaskForm::single, c>(s, tile, take);
+    compute_p_general<T, MaskForm::single, c>(s, tile, take);
   }
 }
 
-/// A lane's bits of a tile's pairs, in the order of its elements.
+/// Dropout's bits of the pairs that a lane holds, in the order of its elements.
 template <Config c>
 __device__ __forceinline__ std::uint32_t kept_pairs(const std::uint32_t* kept_smem,
                                                     const LanePlace<c>& place) {
@@ -388,11 +391,11 @@ __device__ __forceinline__ std::uint32_t seen_pairs(const BlockLists& blocks, co
   return ((keys & 1) * 3 | (keys >> 8 & 1) * 12) * 0x11111111u;
 }
 
-/// The mask's gradient takes dS before it is rounded.
+/// Stores the mask's gradient: dS before rounding.
 struct MaskGradient {
   const DmaskParams& params;
-  std::byte* first;   ///< of the lane's first key and query
-  int keys, queries;  ///< how far the lane's may go, from its first
+  std::byte* first;   ///< the element of the lane's first key and query
+  int keys, queries;  ///< number of keys and queries from these up to the ends of the sequence
 
   template <Config c>
   __device__ MaskGradient(const DmaskParams& params_, const Walk& walk, int head_q, int tile_query,
@@ -409,14 +412,14 @@ struct MaskGradient {
   }
 };
 
-/// dS from P and dP, rounded; of dropped pairs dP is 0. `delta_smem` is that of the lane's first query. With
-/// `wants_dmask` stores the mask's gradient, too.
+/// Computes dS from P times the derivative of softcap, and dP, which is 0 for dropped pairs; rounds it.
+/// `delta_smem` is delta from the lane's first query on. Also stores the mask's gradient if `wants_dmask`.
 template <typename T, bool wants_dmask, Config c>
-__device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.own_queries() / 16][4],
-                                                      const float (&p)[c.own_queries() / 2],
-                                                      const float (&dp)[c.own_queries() / 2],
-                                                      const float* delta_smem, std::uint32_t kept,
-                                                      float keep_scale, const MaskGradient& dmask, int lane) {
+__device__ __forceinline__ void compute_ds_general(std::uint32_t (&ds)[c.own_queries() / 16][4],
+                                                   const float (&p)[c.own_queries() / 2],
+                                                   const float (&dp)[c.own_queries() / 2],
+                                                   const float* delta_smem, std::uint32_t kept,
+                                                   float keep_scale, const MaskGradient& dmask, int lane) {
 #pragma unroll
   for (int j = 0; j < c.own_queries() / 8; ++j) {
     const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);

@@ -17,25 +17,26 @@
 namespace tilewise::cuda::wgmma_backward {
 
 // A CTA keeps K and V of 128 keys and walks over the tiles of queries that see them, for all query heads of
-// the group, so dK and dV stay in registers and are the same in every run. S and dP are held transposed, a
-// row a key: P and dS come out of S = K·Qᵀ and dP = V·dOᵀ in the registers in which dV += P·dO and dK += dS·Q
-// take them. dQ sums over keys, so dS passes through shared memory; dQ is computed transposed, and a bulk
-// copy adds it to f32 sums in global memory.
+// the group. So dK and dV stay in registers and are the same in every run. S and dP are held transposed, one
+// row per key: the accumulators of S = K·Qᵀ and dP = V·dOᵀ have the layout in which P and dS are the A
+// operands of dV += P·dO and dK += dS·Q. dQ sums over keys, so dS passes through shared memory. dQ is
+// computed transposed, and a bulk copy adds it to f32 sums in global memory.
 //
-// A tile, per consumer; dQ is that of the tile before:
-//   S = K·Qᵀ, dP = V·dOᵀ                 both issued at once
-//   P = exp2(S·c − LSE)                  while dP runs
-//   dS = P ∘ (dP − delta)                to registers and to shared memory
-//   dQᵀ = Kᵀ·dSᵀ, dV += P·dO, dK += dS·Q  issued; dQ leaves while dV and dK run
+// One tile of a consumer of the plain kernel; dQ is that of the previous tile:
+//   S = K·Qᵀ, dP = V·dOᵀ                  both started at once
+//   P = exp2(S·c − LSE)                   while dP runs
+//   dS = P ∘ (dP − delta)                 stored in shared memory, too
+//   dQᵀ = Kᵀ·dSᵀ, dV += P·dO, dK += dS·Q  started; dQ is stored while dV and dK run
 
 // The producer.
 
-/// Those that bring K and V: all of the producer. If it has other things to do at that time, its first warp.
+/// Number of threads that load K and V: all producer threads, or, in a persistent CTA, where the others have
+/// other work at that time, the first warp.
 template <Config c>
 inline constexpr int loading_threads = 32 * (c.persistent ? 1 : c.producer_warps);
 
-/// Fills a tile with the first `dims` elements of `valid` rows; everything else is zero. By the producer's
-/// threads.
+/// Fills a tile with the first `dims` elements of `valid` rows, and with zeros elsewhere. Called by the
+/// loading_threads.
 template <typename Panels, Config c>
 __device__ void copy_valid_rows(std::byte* to_smem, const std::byte* first, std::int64_t stride, int valid,
                                 int dims, int thread) {
@@ -48,8 +49,8 @@ __device__ void copy_valid_rows(std::byte* to_smem, const std::byte* first, std:
   }
 }
 
-/// K and V. Rows behind a key length or a sequence's end are zeros, like those behind the tensor: whatever
-/// they hold must not meet dS = 0.
+/// Loads K and V. Rows past a key length or a sequence's end become zeros, as TMA makes those past the
+/// tensor's end: dS is 0 there, but the rows may hold infinity or NaN, and 0 times these is NaN.
 template <Config c>
 __device__ void load_keys(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const int thread = static_cast<int>(threadIdx.x) - c.consumer_threads;
@@ -81,14 +82,14 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
   wait_copies<0>();
   fence_async_proxy();
   if constexpr (c.persistent) {
-    __syncwarp();  // all rows are there
+    __syncwarp();  // all lanes' rows have arrived
   } else {
-    sync_some<all_producers, loading_threads<c>>();  // the same
+    sync_some<all_producers, loading_threads<c>>();  // all threads' rows have arrived
   }
   if (thread == 0) arrive(shared.keys_full);
 }
 
-/// Q, dO and the values of their rows, tile by tile; by one thread.
+/// Loads Q, dO and the values of their rows, tile by tile. Called by one thread.
 template <Config c>
 __device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk,
                              Ring<c.q_stages>& q_at, Ring<c.d_o_stages>& d_o_at) {
@@ -108,7 +109,7 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
       }
     };
     const int q = q_at.stage(), d_o = d_o_at.stage();
-    if constexpr (c.told()) {
+    if constexpr (c.publishes_steps()) {
       wait(shared.q_empty + q, q_at.parity() ^ 1);
       shared.steps[q] = step;
       if constexpr (!c.in_step) shared.visible[q] = Visible::of<c>(params.sizes, walk, tile);
@@ -126,21 +127,22 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
     q_at.advance();
     d_o_at.advance();
   });
-  if constexpr (c.told()) {  // the end
+  if constexpr (c.publishes_steps()) {  // publish the end of the walk
     wait(shared.q_empty + q_at.stage(), q_at.parity() ^ 1);
     shared.steps[q_at.stage()].tile = -1;
     arrive(shared.q_full + q_at.stage());
   }
 }
 
-/// From S to exponents of 2. Where the scale is 0, a number so small that it makes no difference to any
-/// product but a hidden one's.
+/// The factor that makes S an exponent of 2: scale · log2 e. A scale of 0 becomes a tiny number, which leaves
+/// the result as it is but keeps hidden elements of S, ±inf, from becoming NaN.
 inline __host__ __device__ float exponent_unit(float scale) {
   const float x = scale * log2e;
   return fabsf(x) < 1e-30f ? 1e-30f : x;
 }
 
-/// Adds a consumer's dQ of each tile to the sums in global memory; by one thread.
+/// Adds a consumer's dQ of each tile to the sums in global memory. Called by one producer thread per
+/// consumer.
 template <Config c>
 __device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, const Walk& walk, int group,
                             std::uint32_t& parity) {
@@ -172,7 +174,7 @@ __device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, c
                    chunks * c.warp_dq_floats() * 4);
         commit_stores();
         if (added != nullptr) {
-          wait_stores();  // the next CTA adds to what is there then
+          wait_stores();  // the sums must be complete before the next CTA in order adds to them
           __threadfence();
           raise_flag(added, rank + 1);
         } else {
@@ -185,18 +187,19 @@ __device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, c
   wait_stores();
 }
 
-// Consumers. Of S and dP, 64 keys x own queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
-// warp's 16, query 8j + 2t + e % 2 of its consumer's.
+// Consumers. S and dP are [64 keys, own queries]. Element 4j + e of lane 4g + t is that of key g + 8·(e / 2)
+// of the warp's 16 and of query 8j + 2t + e % 2 of the consumer's.
 
-/// `known` is the consumer's number where consumers differ in what they have, else it is found by the thread.
+/// `known` is the consumer's number where the two consumers have different shapes. Where it is −1, the number
+/// comes from the thread's index.
 template <typename T, Config c, int known = -1>
 struct Consumer {
   static constexpr int dk_dims = c.own_dk_dims(known == 1 ? 1 : 0);
   static constexpr int dv_dims = c.own_dv_dims(known == 1 ? 1 : 0);
   static constexpr int dq_panels = c.dq_panels(known == 1 ? 1 : 0);
   using Scores = float[c.own_queries() / 2];
-  using Fragments =
-      std::uint32_t[c.own_queries() / 16][4];  ///< P or dS rounded, as the first factor of dV and dK
+  /// P or dS rounded, as the A operand of dV or dK.
+  using Fragments = std::uint32_t[c.own_queries() / 16][4];
 
   const TileParams& params;
   const Shared<c>& shared;
@@ -205,7 +208,7 @@ struct Consumer {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = known >= 0 ? known : warp / 4;
   const LanePlace<c> place{warp, lane};
-  const float unit;  ///< from S to exponents of 2
+  const float unit;  ///< factor that makes S an exponent of 2
   float dk[dk_dims / 2], dv[dv_dims / 2];
 
   __device__ Consumer(const TileParams& params_, const Shared<c>& shared_, const Walk& walk_)
@@ -216,10 +219,11 @@ struct Consumer {
     if (lane == 0) arrive(barrier);
   }
 
-  /// sums += pairs (64 keys x queries) times rows of dO or Q.
+  /// Starts sums += P·dO or dS·Q, with P or dS [64 keys, queries] in registers. Without `add` it starts from
+  /// 0.
   template <int size>
-  __device__ __forceinline__ void start_sums(float (&sums)[size], const Fragments& pairs,
-                                             const std::byte* rows_smem, bool add) {
+  __device__ __forceinline__ void start_gradient(float (&sums)[size], const Fragments& pairs,
+                                                 const std::byte* rows_smem, bool add) {
     const TileDescriptor rows = shared.tile(rows_smem, Shared<c>::QueryPanels::panel_bytes);
 #pragma unroll
     for (int step = 0; step < c.queries / 16; ++step) {
@@ -227,10 +231,10 @@ struct Consumer {
     }
     commit_products();
   }
-  /// The same of all pairs, in shared memory, and own panels of the rows.
+  /// The same with P or dS of both consumers in shared memory, and the consumer's panels of dO or Q.
   template <int size>
-  __device__ __forceinline__ void start_wide_sums(float (&sums)[size], const std::byte* pairs_smem,
-                                                  const std::byte* rows_smem, int first_panel, bool add) {
+  __device__ __forceinline__ void start_wide_gradient(float (&sums)[size], const std::byte* pairs_smem,
+                                                      const std::byte* rows_smem, int first_panel, bool add) {
     using Panels = typename Shared<c>::QueryPanels;
     const TileDescriptor pairs = shared.tile(pairs_smem, Shared<c>::DsPanels::panel_bytes);
     const TileDescriptor rows =
@@ -243,12 +247,12 @@ struct Consumer {
     commit_products();
   }
 
-  /// dQᵀ of 64 dims and 64 queries, from a panel of K and one of dS.
-  using DqPart = float[c.dq_queries() / 2];  ///< 64 dims, transposed
+  using DqPart = float[c.dq_queries() / 2];  ///< an accumulator of dQᵀ, [64 dims, dq_queries]
+  /// Issues the product dQᵀ = Kᵀ·dSᵀ of a panel of K and a part of the queries of dS.
   __device__ __forceinline__ void issue_dq(DqPart& dq, const std::byte* ds_smem, int key_panel, int ds_part) {
     const TileDescriptor a = shared.tile(shared.k + key_panel * Shared<c>::KeyPanels::panel_bytes,
                                          Shared<c>::KeyPanels::panel_bytes);
-    // A panel has 64 queries: of these a consumer may have half.
+    // A panel of dS has 64 queries; a consumer may have half of them.
     constexpr int ds_part_bytes = c.dq_queries() < 64 ? 2 * c.dq_queries() : Shared<c>::DsPanels::panel_bytes;
     const TileDescriptor b = shared.tile(ds_smem + ds_part * ds_part_bytes, Shared<c>::DsPanels::panel_bytes);
     forget(dq);
@@ -273,8 +277,8 @@ struct Consumer {
     }
   }
 
-  /// P in place of S, and rounded.
-  __device__ __forceinline__ void weigh(Scores& s, const float* lse_smem, Fragments& weights) const {
+  /// Replaces S by P, and rounds P.
+  __device__ __forceinline__ void compute_p(Scores& s, const float* lse_smem, Fragments& p_rounded) const {
 #pragma unroll
     for (int j = 0; j < c.own_queries() / 8; ++j) {
       float2 lse{};
@@ -284,12 +288,12 @@ struct Consumer {
         float& x = s[4 * j + e];
         x = exp2_approx(c.preload ? x * unit : fmaf(x, unit, e % 2 == 0 ? -lse.x : -lse.y));
       }
-      weights[j / 2][j % 2 * 2] = pack<T>(s[4 * j], s[4 * j + 1]);
-      weights[j / 2][j % 2 * 2 + 1] = pack<T>(s[4 * j + 2], s[4 * j + 3]);
+      p_rounded[j / 2][j % 2 * 2] = pack<T>(s[4 * j], s[4 * j + 1]);
+      p_rounded[j / 2][j % 2 * 2 + 1] = pack<T>(s[4 * j + 2], s[4 * j + 3]);
     }
   }
-  __device__ __forceinline__ void differentiate(const Scores& p, const Scores& dp, const float* delta_smem,
-                                                Fragments& ds) const {
+  __device__ __forceinline__ void compute_ds(const Scores& p, const Scores& dp, const float* delta_smem,
+                                             Fragments& ds) const {
 #pragma unroll
     for (int j = 0; j < c.own_queries() / 8; ++j) {
       const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
@@ -301,8 +305,8 @@ struct Consumer {
     }
   }
 
-  /// Pairs to their place among those of both consumers.
-  __device__ __forceinline__ void store_pairs(std::byte* to_smem, const Fragments& pairs) const {
+  /// Stores P or dS of the consumer in shared memory, among those of both consumers.
+  __device__ __forceinline__ void store_fragments(std::byte* to_smem, const Fragments& pairs) const {
 #pragma unroll
     for (int step = 0; step < c.own_queries() / 16; ++step) {
       const int chunk = place.query / 8 + 2 * step + lane / 16;
@@ -312,15 +316,15 @@ struct Consumer {
     }
   }
 
-  /// A consumer's dQ, item `number` of these, on its way to global memory: 16 dims of each panel for a warp.
-  /// A fence and tell_dq() or add_dq() follow.
+  /// Stores a consumer's dQ, the `number`-th, in shared memory: each warp has 16 dims of each panel. The
+  /// caller follows with a fence and publish_dq(), or with add_dq().
   template <int at_once>
   __device__ __forceinline__ void stage_dq(const DqPart (&dq)[at_once], int number) const {
-    if constexpr (c.stores_apart()) {
+    if constexpr (c.producer_adds_dq()) {
       wait(shared.dq_empty + group, number % 2 ^ 1);
     } else {
       if (lane == 0) wait_stores_read();
-      __syncwarp();  // what was there has left
+      __syncwarp();  // the bulk copy has read the last dQ, which all lanes overwrite
     }
 #pragma unroll
     for (int panel = 0; panel < at_once; ++panel) {
@@ -335,12 +339,12 @@ struct Consumer {
   __device__ __forceinline__ void stage_dq(const DqPart& dq, int number) const {
     stage_dq(reinterpret_cast<const DqPart(&)[1]>(dq), number);
   }
-  __device__ __forceinline__ void tell_dq() const { arrive_once(shared.dq_full + group); }
+  __device__ __forceinline__ void publish_dq() const { arrive_once(shared.dq_full + group); }
 
-  /// Has a warp's part of what was staged added to the sums in global memory, where no thread apart does so.
+  /// Adds the warp's part of the staged dQ to the sums in global memory, where no producer thread does that.
   __device__ __forceinline__ void add_dq(int head_q, int tile, int panel) const {
     fence_async_proxy();
-    __syncwarp();  // all lanes have stored
+    __syncwarp();  // all lanes have stored and fenced their dQ, which lane 0 copies
     const int chunk = 4 * panel + warp % 4;
     if (lane != 0 || !params.wants_dq || 16 * chunk >= params.sizes.dim_qk) return;
     const Workspace& workspace = params.workspace;
@@ -357,19 +361,21 @@ struct Consumer {
                shared.dq + warp * c.warp_dq_floats(), c.warp_dq_floats() * 4);
     commit_stores();
     if (added == nullptr) return;
-    wait_stores();  // the next CTA adds to what is there then
+    wait_stores();  // the sums must be complete before the next CTA in order adds to them
     __threadfence();
     raise_flag(added, rank + 1);
   }
 
-  /// Rows past a packed sequence's end belong to another one. Whatever they hold must not meet P = 0.
+  /// Zeroes rows of Q and dO past a packed sequence's end, which belong to another sequence. P is 0 there,
+  /// but the rows may hold infinity or NaN, and 0 times these is NaN.
   __device__ __forceinline__ void clear_rows_past_end(const std::byte* q, const std::byte* d_o,
                                                       int tile) const {
     const int valid = walk.entry.length_q - tile * c.queries;
     if (!params.sizes.packed || valid >= c.queries) return;
     constexpr int chunks = Shared<c>::QueryPanels::chunks;
     static_assert(chunks >= Shared<c>::GradientPanels::chunks);
-    // Where registers are few, what follows from the thread's number is not kept beside products.
+    // Where registers are short, the thread's number is read again, so that nothing derived from it stays in
+    // registers while products run.
     constexpr bool few_registers = (c.general && !c.in_step) || c.persistent;
     const int thread = few_registers ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
     for (int index = thread; index < (c.queries - valid) * chunks; index += c.consumer_threads) {
@@ -380,24 +386,25 @@ struct Consumer {
       }
     }
     fence_async_proxy();
-    sync_some<both_consumers, c.consumer_threads>();  // both have cleared their part
+    sync_some<both_consumers, c.consumer_threads>();  // both consumers have cleared their part
   }
 
-  /// P from S by the general rules. Returns the pairs that dropout keeps.
-  __device__ __forceinline__ std::uint32_t weigh_with_features(Scores& s, Fragments& weights,
-                                                               const Visible& visible, const Step& step,
-                                                               int stage) const {
+  /// Computes P from S with the general kernel's score rules and masks. Returns a bit for each pair: whether
+  /// dropout keeps it.
+  __device__ __forceinline__ std::uint32_t compute_p_with_features(Scores& s, Fragments& p_rounded,
+                                                                   const Visible& visible, const Step& step,
+                                                                   int stage) const {
     const ScoreParams& score = params.score;
-    const LanePlace<c> place(warp, lane_now());  // what follows from it is not kept beside products
+    const LanePlace<c> place(warp, lane_now());  // computed again, to take no registers while products run
     std::uint32_t kept = ~0u;
     if (score.dropout) {
-      const FewStages at(step.n, score.kept_stages);
+      const StageOf at(step.n, score.kept_stages);
       wait(shared.kept_full + at.stage, at.parity);
       kept = kept_pairs<c>(shared.kept + at.stage * c.kept_words() * c.queries, place);
       arrive_once(shared.kept_empty + at.stage);
     }
     const Entry& entry = walk.entry;
-    TileFacts<c> facts{
+    TileInputs<c> inputs{
         .score = score,
         .mask_smem = shared.mask + mask_place<c>(score, step).stage * score.mask_bytes(c),
         .lse_smem = shared.lse + stage * c.queries + place.first_query(),
@@ -408,44 +415,43 @@ struct Consumer {
                     (walk.first_key + place.first_key()),
         .visible = visible,
         .key_count = walk.key_count};
-    // P times the slope of softcap in place of S; and rounded, without what dropout drops.
+    // Replaces S by P times the derivative of softcap, the factor of dS. Rounds P, with 0 for dropped pairs.
     const auto take = [&](int j, float(&p)[4], const float(&slope)[4]) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         s[4 * j + e] = p[e] * slope[e];
         if ((kept >> (4 * j + e) & 1) == 0) p[e] = 0;
       }
-      weights[j / 2][j % 2 * 2] = pack<T>(p[0], p[1]);
-      weights[j / 2][j % 2 * 2 + 1] = pack<T>(p[2], p[3]);
+      p_rounded[j / 2][j % 2 * 2] = pack<T>(p[0], p[1]);
+      p_rounded[j / 2][j % 2 * 2 + 1] = pack<T>(p[2], p[3]);
     };
     if (!has_mask<c>(score, step)) {
-      weigh_general<T, MaskForm::none, c>(s, facts, take);
+      compute_p_general<T, MaskForm::none, c>(s, inputs, take);
       return kept;
     }
-    const FewStages at = mask_place<c>(score, step);
+    const StageOf at = mask_place<c>(score, step);
     wait(shared.mask_full + at.stage, at.parity);
     if (c.listed && step.block >= 0) {
-      facts.seen = seen_pairs<c>(score.blocks, shared.seen + at.stage * (c.seen_bytes() / 4), place);
+      inputs.seen = seen_pairs<c>(score.blocks, shared.seen + at.stage * (c.seen_bytes() / 4), place);
     }
-    weigh_general<T, c>(score.mask, s, facts, take);
+    compute_p_general<T, c>(score.mask, s, inputs, take);
     arrive_once(shared.mask_empty + at.stage);
     return kept;
   }
 
-  __device__ __forceinline__ void differentiate_with_features(Fragments& ds, const Scores& p,
-                                                              const Scores& dp, const float* delta_smem,
-                                                              std::uint32_t kept, int head_q,
-                                                              int tile) const {
+  __device__ __forceinline__ void compute_ds_with_features(Fragments& ds, const Scores& p, const Scores& dp,
+                                                           const float* delta_smem, std::uint32_t kept,
+                                                           int head_q, int tile) const {
     const LanePlace<c> place(warp, lane_now());
     const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, place);
     if (params.score.dmask.data == nullptr) {
-      differentiate_general<T, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+      compute_ds_general<T, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
     } else {
-      differentiate_general<T, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+      compute_ds_general<T, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
     }
   }
 
-  /// Where a tile is. One ring serves Q and dO where they have as many stages.
+  /// The stages of a tile's Q and dO. One ring serves both if they have the same number of stages.
   struct At {
     Ring<c.q_stages> q;
     Ring<c.d_o_stages> own_d_o;
@@ -462,14 +468,14 @@ struct Consumer {
     }
   };
 
-  /// S of tile n, and what the tile's products read.
+  /// A tile's operands in shared memory, and the keys that its queries see.
   struct Tile {
     const std::byte* q;
     const std::byte* d_o;
     std::byte* ds;
     std::byte* p;
     const float* lse;
-    const float* delta;  ///< from the lane's first query on, like LSE
+    const float* delta;  ///< like `lse`, from the lane's first query on
     Visible visible;
   };
   __device__ __forceinline__ Tile begin_tile(Scores& s, int tile, int n, const At& at) {
@@ -491,29 +497,29 @@ struct Consumer {
     return of;
   }
 
-  /// Tile n of the walk, where consumers have keys of their own. Beside the rules of scores there are no
-  /// registers for dP. It is computed together with dV.
+  /// A tile of the general kernel in step, where each consumer has keys of its own. The score rules leave no
+  /// registers for dP, so dP is computed after P, together with dV.
   __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
     const int n = step.n;
-    const bool has_dq = !c.dq_in_turn() || n % 2 == group;
+    const bool has_dq = !c.dq_alternates() || n % 2 == group;
     Scores s, dp;
-    Fragments weights, ds;
+    Fragments p_rounded, ds;
     const Tile of = begin_tile(s, step.tile, n, at);
     wait_products<0>();  // S
     pin(s);
-    const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
-    pin(weights);
+    const std::uint32_t kept = compute_p_with_features(s, p_rounded, of.visible, step, at.q.stage());
+    pin(p_rounded);
     start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
-    start_sums(dv, weights, of.d_o, n > 0);
+    start_gradient(dv, p_rounded, of.d_o, n > 0);
     wait_products<1>();  // dP
     pin(dp);
-    differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
-    store_pairs(of.ds, ds);
+    compute_ds_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
+    store_fragments(of.ds, ds);
     fence_async_proxy();
     pin(ds);
     fence_products();
-    // dS of both consumers is there, and both are done with dQ of the tile before, whose dS the next tile
-    // overwrites.
+    // dS of both consumers is stored. Both have completed dQ of the previous tile, whose stage of dS the next
+    // tile overwrites.
     sync_some<both_consumers, c.consumer_threads>();
     const int key_panel = c.dim > 64 ? group : 0;
     DqPart dq;
@@ -521,11 +527,11 @@ struct Consumer {
       fence_products();
       start_dq(dq, of.ds, key_panel, 0);
     } else {
-      commit_products();  // a group without products, so that both consumers count alike
+      commit_products();  // an empty group, so that both consumers wait for the same number of groups
     }
     wait_products<1>();  // dV
     arrive_once(shared.d_o_empty + at.d_o().stage());
-    start_sums(dk, ds, of.q, n > 0);
+    start_gradient(dk, ds, of.q, n > 0);
     wait_products<1>();  // dQ
     if (has_dq) {
       pin(dq);
@@ -536,33 +542,33 @@ struct Consumer {
     arrive_once(shared.q_empty + at.q.stage());
   }
 
-  /// Tile n of the walk, where consumers have queries of their own for S and dP, and dims for the rest.
+  /// The same where consumers split S and dP by queries, and dK, dV and dQ by dims (`wide`).
   __device__ __forceinline__ void run_wide_tile(const Step& step, const At& at) {
     const int n = step.n;
     Scores s, dp;
-    Fragments weights, ds;
+    Fragments p_rounded, ds;
     const Tile of = begin_tile(s, step.tile, n, at);
     start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
     wait_products<1>();  // S
     pin(s);
-    const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
-    store_pairs(of.p, weights);
+    const std::uint32_t kept = compute_p_with_features(s, p_rounded, of.visible, step, at.q.stage());
+    store_fragments(of.p, p_rounded);
     wait_products<0>();  // dP
     pin(dp);
-    differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
-    store_pairs(of.ds, ds);
+    compute_ds_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
+    store_fragments(of.ds, ds);
     fence_async_proxy();
-    // P and dS of both consumers are there. Both are done with those of the tile before, which the next one
-    // overwrites.
+    // P and dS of both consumers are stored. Both have completed the products of the previous tile, whose
+    // stage the next tile overwrites.
     sync_some<both_consumers, c.consumer_threads>();
     fence_products();
-    start_wide_sums(dv, of.p, of.d_o, c.first_dv_panel(group), n > 0);
+    start_wide_gradient(dv, of.p, of.d_o, c.first_dv_panel(group), n > 0);
     const int dq_panel = c.first_dq_panel(group);
     DqPart dq;
     start_dq(dq, of.ds, dq_panel, 0);
     wait_products<1>();  // dV
     arrive_once(shared.d_o_empty + at.d_o().stage());
-    start_wide_sums(dk, of.ds, of.q, c.first_dk_panel(group), n > 0);
+    start_wide_gradient(dk, of.ds, of.q, c.first_dk_panel(group), n > 0);
     wait_products<1>();  // dQ
     pin(dq);
     stage_dq(dq, 0);
@@ -580,7 +586,7 @@ struct Consumer {
 
   // The plain kernel.
 
-  /// Sets x to the values of its queries, as accumulators of S and dP have them.
+  /// Sets an accumulator of S to a value for each query.
   __device__ __forceinline__ void preload(Scores& x, const float* values_smem) const {
     if constexpr (c.preload) {
 #pragma unroll
@@ -589,7 +595,7 @@ struct Consumer {
         x[4 * j] = x[4 * j + 2] = value.x;
         x[4 * j + 1] = x[4 * j + 3] = value.y;
       }
-      pin(x);  // registers of their own, before products run
+      pin(x);  // in registers before the product starts
     }
   }
   __device__ __forceinline__ const std::byte* q_smem(const At& at) const {
@@ -598,9 +604,9 @@ struct Consumer {
   __device__ __forceinline__ const std::byte* d_o_smem(const At& at) const {
     return shared.d_o + at.d_o().stage() * c.d_o_bytes();
   }
-  /// Waits for Q of a tile, where there is one.
-  __device__ __forceinline__ void await_q(const At& at, int tile, bool there) const {
-    if (!there) return;
+  /// Waits for Q of a tile, if there is one.
+  __device__ __forceinline__ void wait_for_q(const At& at, int tile, bool exists) const {
+    if (!exists) return;
     wait(shared.q_full + at.q.stage(), at.q.parity());
     if (params.sizes.packed) {
       wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
@@ -610,63 +616,64 @@ struct Consumer {
   __device__ __forceinline__ void preload_lse(Scores& s, const At& at) const {
     preload(s, shared.lse + at.q.stage() * c.queries + place.first_query());
   }
-  __device__ __forceinline__ void begin_dp(Scores& dp, const At& at) const {
+  __device__ __forceinline__ void start_dp(Scores& dp, const At& at) const {
     wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
     start_scores<T, c, c.dim_v>(dp, shared.v, d_o_smem(at), group);
   }
-  /// P and dS of the tile whose S and dP are under way.
-  __device__ __forceinline__ void make_pairs(Scores& s, Scores& dp, Fragments& weights, Fragments& ds,
-                                             int tile, const At& at) const {
+  /// Computes P and dS of the tile whose products S and dP are in flight.
+  __device__ __forceinline__ void compute_p_and_ds(Scores& s, Scores& dp, Fragments& p_rounded, Fragments& ds,
+                                                   int tile, const At& at) const {
     const Visible visible = Visible::of<c>(params.sizes, walk, tile);
     wait_products<1>();  // S
     pin(s);
     if (!visible.all) hide(s, visible);
-    if constexpr (c.turns) sync_with_arrivals(first_turn + group);  // the other one is at its products
-    weigh(s, shared.lse + at.q.stage() * c.queries + place.first_query(), weights);
+    // With `turns`, the other consumer has its P and dS then.
+    if constexpr (c.turns) sync_with_arrivals(first_turn + group);
+    compute_p(s, shared.lse + at.q.stage() * c.queries + place.first_query(), p_rounded);
     wait_products<0>();  // dP
     pin(dp);
-    differentiate(s, dp, shared.delta + at.d_o().stage() * c.queries + place.first_query(), ds);
+    compute_ds(s, dp, shared.delta + at.d_o().stage() * c.queries + place.first_query(), ds);
   }
 
-  /// All tiles, where consumers have keys of their own. Nothing is under way from a tile to the next: ptxas
-  /// would run all products one at a time.
+  /// The mainloop of the plain kernel, where each consumer has keys of its own. No product is in flight from
+  /// one tile to the next: otherwise ptxas would serialize all products.
   ///
-  /// `at` and `done`, the tiles of jobs before this one, go on from job to job.
+  /// `at` and `done`, the number of tiles of earlier jobs, continue from job to job.
   __device__ __forceinline__ void run_plain(At& at, int& done) {
     const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
     if (count <= 0) return;
     const int key_panel = c.dim > 64 ? group : 0, ds_panel = c.dq_by_queries() ? group : 0;
-    // Stage and parity of dS of tile n. Of tile -1, which there is not, the wait for "full" is over at once.
+    // Stage and parity of dS of tile n. For n = −1 the wait for "full" returns at once.
     const auto ds_stage = [](int n) { return n & 1; };
     const auto ds_parity = [](int n) { return static_cast<std::uint32_t>(n >> 1 & 1); };
     const auto ds_smem = [&](int n) { return shared.ds + ds_stage(n) * c.ds_bytes(); };
     const int end = done + count;
-    bool later = false;  // a tile of this job came before
+    bool later = false;  // whether this is not the job's first tile
     Scores s, dp;
     DqPart dq;
     int tile = walk.end_tile - 1;
-    await_q(at, tile, true);
+    wait_for_q(at, tile, true);
     preload_lse(s, at);
     if (c.turns && group == 1) arrive_for_sync(first_turn);
 #pragma unroll 1
     for (int n = done; n < end; ++n) {
       const bool more = n + 1 < end, adds = c.persistent ? later : n > 0;
-      Fragments weights, ds;
+      Fragments p_rounded, ds;
       start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
-      begin_dp(dp, at);
-      make_pairs(s, dp, weights, ds, tile, at);
+      start_dp(dp, at);
+      compute_p_and_ds(s, dp, p_rounded, ds, tile, at);
       wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
-      store_pairs(ds_smem(n), ds);
+      store_fragments(ds_smem(n), ds);
       fence_async_proxy();
       arrive_once(shared.ds_full + ds_stage(n));
       if (c.turns && (more || group == 0)) arrive_for_sync(first_turn + 1 - group);
       wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
-      pin(weights);
+      pin(p_rounded);
       pin(ds);
       fence_products();
-      start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);  // of the first tile of nothing, and dropped
-      start_sums(dv, weights, d_o_smem(at), adds);
-      start_sums(dk, ds, q_smem(at), adds);
+      start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);  // for the first tile, the result is dropped
+      start_gradient(dv, p_rounded, d_o_smem(at), adds);
+      start_gradient(dk, ds, q_smem(at), adds);
       At next = at;
       next.advance();
       if (--tile < walk.first_tile) tile = walk.end_tile - 1;
@@ -678,13 +685,14 @@ struct Consumer {
       }
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
-      await_q(next, tile, more);
-      preload_lse(s, more || !c.persistent ? next : at);  // behind the last tile those of the next job arrive
-      wait_products<0>();                                 // dK
+      wait_for_q(next, tile, more);
+      // After a job's last tile, `next` may belong to the next job.
+      preload_lse(s, more || !c.persistent ? next : at);
+      wait_products<0>();  // dK
       arrive_once(shared.q_empty + at.q.stage());
       if (adds) {
-        fence_async_proxy();  // beside products it would take longer
-        tell_dq();
+        fence_async_proxy();  // while products run, it would take longer
+        publish_dq();
       }
       at = next;
       later = true;
@@ -697,13 +705,13 @@ struct Consumer {
     if constexpr (c.persistent) arrive_once(shared.ds_empty + ds_stage(end - 1));
     stage_dq(dq, end - 1);
     fence_async_proxy();
-    tell_dq();
+    publish_dq();
     done = end;
   }
 
-  // The general kernel, where consumers do not keep step.
+  // The general kernel where consumers are not in step.
 
-  /// Waits for Q of the next tile, and which one that is; false at the end.
+  /// Waits for Q of the next tile and reads its Step. Returns false at the end of the walk.
   __device__ __forceinline__ bool next_step(Step& step, const At& at) const {
     const int q = at.q.stage();
     wait(shared.q_full + q, at.q.parity());
@@ -728,37 +736,38 @@ struct Consumer {
     if (c.turns && group == 1) arrive_for_sync(first_turn);
 #pragma unroll 1
     for (; next_step(step, at); ++n) {
-      step.n = n;  // the same, and in one register
+      step.n = n;  // the same number, which then needs only one register
       Scores s, dp;
-      Fragments weights, ds;
+      Fragments p_rounded, ds;
       const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
       start_scores<T, c, c.dim>(s, shared.k, q_smem(at), group);
-      if constexpr (!c.late_dp()) begin_dp(dp, at);
+      if constexpr (!c.late_dp()) start_dp(dp, at);
       wait_products<c.late_dp() ? 0 : 1>();  // S
       pin(s);
-      if constexpr (c.turns) sync_with_arrivals(first_turn + group);  // the other one is at its products
+      // With `turns`, the other consumer has its P then.
+      if constexpr (c.turns) sync_with_arrivals(first_turn + group);
       const std::uint32_t kept =
-          weigh_with_features(s, weights, shared.visible[at.q.stage()], step, at.q.stage());
+          compute_p_with_features(s, p_rounded, shared.visible[at.q.stage()], step, at.q.stage());
       if constexpr (c.late_dp()) {
-        pin(weights);
-        begin_dp(dp, at);
-        start_sums(dv, weights, d_o_smem(at), n > 0);
+        pin(p_rounded);
+        start_dp(dp, at);
+        start_gradient(dv, p_rounded, d_o_smem(at), n > 0);
       }
       if constexpr (c.turns) arrive_for_sync(first_turn + 1 - group);
       wait_products<c.late_dp() ? 1 : 0>();  // dP
       pin(dp);
-      differentiate_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
+      compute_ds_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
       wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
-      store_pairs(ds_smem(n), ds);
+      store_fragments(ds_smem(n), ds);
       fence_async_proxy();
       arrive_once(shared.ds_full + ds_stage(n));
       wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
-      if constexpr (!c.late_dp()) pin(weights);
+      if constexpr (!c.late_dp()) pin(p_rounded);
       pin(ds);
       fence_products();
-      start_dq(dq, ds_smem(n - 1), key_panel, ds_part);  // for n = 0 of nothing, and dropped
-      if constexpr (!c.late_dp()) start_sums(dv, weights, d_o_smem(at), n > 0);
-      start_sums(dk, ds, q_smem(at), n > 0);
+      start_dq(dq, ds_smem(n - 1), key_panel, ds_part);  // for n = 0, the result is dropped
+      if constexpr (!c.late_dp()) start_gradient(dv, p_rounded, d_o_smem(at), n > 0);
+      start_gradient(dk, ds, q_smem(at), n > 0);
       if constexpr (c.late_dp()) {
         wait_products<2>();  // dV
         arrive_once(shared.d_o_empty + at.d_o().stage());
@@ -778,12 +787,13 @@ struct Consumer {
       wait_products<0>();  // dK
       arrive_once(shared.q_empty + at.q.stage());
       if (n > 0) {
-        fence_async_proxy();  // beside products it would take longer
-        tell_dq();
+        fence_async_proxy();  // while products run, it would take longer
+        publish_dq();
       }
       at.advance();
     }
-    if (c.turns && group == 0) sync_with_arrivals(first_turn);  // takes the other one's last arrival
+    if (c.turns && group == 0)
+      sync_with_arrivals(first_turn);  // pairs with the other consumer's last arrival
     if (n == 0) return;
     wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
     fence_products();
@@ -792,11 +802,11 @@ struct Consumer {
     pin(dq);
     stage_dq(dq, n - 1);
     fence_async_proxy();
-    tell_dq();
+    publish_dq();
   }
 
-  /// The same where consumers have queries of their own for S and dP, and dims for the rest; with features,
-  /// too.
+  /// The mainloop where consumers split S and dP by queries, and dK, dV and dQ by dims (`wide`), with or
+  /// without features.
   __device__ __forceinline__ void run_wide() {
     const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
     if (!c.general && count <= 0) return;
@@ -805,7 +815,7 @@ struct Consumer {
     At at;
     Scores s, dp;
     DqPart dq[at_once];
-    const auto begin_dq = [&](const std::byte* ds_smem, int first) {
+    const auto start_dq_panels = [&](const std::byte* ds_smem, int first) {
 #pragma unroll
       for (int panel = 0; panel < at_once; ++panel) issue_dq(dq[panel], ds_smem, dq_panel + first + panel, 0);
       commit_products();
@@ -813,46 +823,46 @@ struct Consumer {
     int tile = walk.end_tile - 1;
     Step step;
     if constexpr (!c.general) {
-      await_q(at, tile, true);
+      wait_for_q(at, tile, true);
       preload_lse(s, at);
     }
 #pragma unroll 1
     for (int n = 0; c.general ? next_step(step, at) : n < count; ++n) {
       std::byte* p_smem = shared.p + n % c.ds_stages * c.ds_bytes();
       std::byte* ds_smem = shared.ds + n % c.ds_stages * c.ds_bytes();
-      Fragments weights, ds;
+      Fragments p_rounded, ds;
       start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
-      begin_dp(dp, at);
+      start_dp(dp, at);
       if constexpr (c.general) {
         wait_products<1>();  // S
         pin(s);
         const std::uint32_t kept =
-            weigh_with_features(s, weights, shared.visible[at.q.stage()], step, at.q.stage());
-        store_pairs(p_smem, weights);
+            compute_p_with_features(s, p_rounded, shared.visible[at.q.stage()], step, at.q.stage());
+        store_fragments(p_smem, p_rounded);
         wait_products<0>();  // dP
         pin(dp);
         const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
-        differentiate_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
+        compute_ds_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
       } else {
-        make_pairs(s, dp, weights, ds, tile, at);
-        store_pairs(p_smem, weights);
+        compute_p_and_ds(s, dp, p_rounded, ds, tile, at);
+        store_fragments(p_smem, p_rounded);
       }
-      store_pairs(ds_smem, ds);
+      store_fragments(ds_smem, ds);
       fence_async_proxy();
       At next = at;
       next.advance();
       if (--tile < walk.first_tile) tile = walk.end_tile - 1;
-      // P and dS of both consumers are there. Both are done with those of the tile before, which the next one
-      // overwrites.
+      // P and dS of both consumers are stored. Both have completed the products of the previous tile, whose
+      // stage the next tile overwrites.
       sync_some<both_consumers, c.consumer_threads>();
       fence_products();
-      start_wide_sums(dv, p_smem, d_o_smem(at), c.first_dv_panel(group), n > 0);
-      begin_dq(ds_smem, 0);
+      start_wide_gradient(dv, p_smem, d_o_smem(at), c.first_dv_panel(group), n > 0);
+      start_dq_panels(ds_smem, 0);
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
-      start_wide_sums(dk, ds_smem, q_smem(at), c.first_dk_panel(group), n > 0);
+      start_wide_gradient(dk, ds_smem, q_smem(at), c.first_dk_panel(group), n > 0);
       if constexpr (!c.general) {
-        await_q(next, tile, n + 1 < count);
+        wait_for_q(next, tile, n + 1 < count);
         preload_lse(s, next);
       }
       wait_products<1>();  // dQ
@@ -861,11 +871,11 @@ struct Consumer {
       stage_dq(dq, n * rounds);
       if constexpr (rounds == 2) {
         fence_products();
-        begin_dq(ds_smem, 1);
+        start_dq_panels(ds_smem, 1);
         wait_products<1>();  // dK
         arrive_once(shared.q_empty + at.q.stage());
         fence_async_proxy();
-        tell_dq();
+        publish_dq();
         wait_products<0>();  // dQ
         pin(dq[0]);
         stage_dq(dq, n * rounds + 1);
@@ -874,7 +884,7 @@ struct Consumer {
         arrive_once(shared.q_empty + at.q.stage());
       }
       fence_async_proxy();
-      tell_dq();
+      publish_dq();
       at = next;
     }
   }
@@ -906,7 +916,7 @@ struct Consumer {
         at.advance();
       };
       if constexpr (c.listed) {
-        // Lists are walked by producers alone: here there are no registers for that.
+        // The producer walks the lists and publishes each tile: consumers have no registers for that.
 #pragma unroll 1
         while (true) {
           wait(shared.q_full + at.q.stage(), at.q.parity());
@@ -920,10 +930,10 @@ struct Consumer {
     }
     pin(dk);
     pin(dv);
-    if (!c.stores_apart() && lane == 0) wait_stores();
+    if (!c.producer_adds_dq() && lane == 0) wait_stores();
   }
 
-  /// A consumer's part of dK or dV to shared memory, rounded.
+  /// Rounds a consumer's part of dK or dV and stores it in shared memory.
   template <int size>
   __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[size], int first_chunk,
                                              float factor) const {
@@ -935,6 +945,7 @@ struct Consumer {
           pack<T>(sums[2 * n] * factor, sums[2 * n + 1] * factor);
     }
   }
+  /// Copies dK or dV from shared memory to global memory.
   __device__ void store_rows(const Rows& rows, int dims, const std::byte* from_smem) const {
     using Panels = typename Shared<c>::KeyPanels;
     if (!rows.wanted) return;
@@ -950,10 +961,10 @@ struct Consumer {
           *reinterpret_cast<const uint4*>(from_smem + Panels::offset(row, chunk));
     }
   }
-  /// The same in f32, of a piece.
+  /// Writes dK or dV in f32, which a piece of a whole has, from registers to global memory.
   template <int size>
-  __device__ void store_wide_rows(const Rows& rows, int dims, const float (&sums)[size], int first_chunk,
-                                  float factor) const {
+  __device__ void store_rows_f32(const Rows& rows, int dims, const float (&sums)[size], int first_chunk,
+                                 float factor) const {
     if (!rows.wanted) return;
     std::byte* first = rows.at(walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
     const int count = walk.template written<c>(params.sizes);
@@ -968,20 +979,22 @@ struct Consumer {
   __device__ __forceinline__ void store_gradients() const {
     const int dk_chunk = c.wide() ? 8 * c.first_dk_panel(group) : 0;
     const int dv_chunk = c.wide() ? 8 * c.first_dv_panel(group) : 0;
-    const bool wide_dk = params.dk.dtype == DType::f32, wide_dv = params.dv.dtype == DType::f32;
-    if (wide_dk) store_wide_rows(params.dk, params.sizes.dim_qk, dk, dk_chunk, params.scale);
-    if (wide_dv) store_wide_rows(params.dv, params.sizes.dim_v, dv, dv_chunk, params.dv_scale);
-    // The next job's K and V arrive meanwhile, so a persistent CTA has other room for dK and dV: dS and dQ.
+    const bool dk_is_f32 = params.dk.dtype == DType::f32, dv_is_f32 = params.dv.dtype == DType::f32;
+    if (dk_is_f32) store_rows_f32(params.dk, params.sizes.dim_qk, dk, dk_chunk, params.scale);
+    if (dv_is_f32) store_rows_f32(params.dv, params.sizes.dim_v, dv, dv_chunk, params.dv_scale);
+    // In a persistent CTA the next job's K and V are being loaded, so dK and dV go through the buffers of dS
+    // and dQ.
     static_assert(!c.persistent || c.k_bytes() + c.v_bytes() <=
                                        c.ds_stages * c.ds_bytes() + c.dq_buffers() * 16 * c.warp_dq_floats());
     std::byte* dk_smem = c.persistent ? shared.ds : shared.k;
     std::byte* dv_smem = c.persistent ? shared.ds + c.k_bytes() : shared.v;
-    sync_some<both_consumers, c.consumer_threads>();  // nobody reads what is there any more
+    sync_some<both_consumers,
+              c.consumer_threads>();  // no product of either consumer reads the buffers any more
     stage_rows(dk_smem, dk, dk_chunk, params.scale);
     stage_rows(dv_smem, dv, dv_chunk, params.dv_scale);
-    sync_some<both_consumers, c.consumer_threads>();  // all rows are there
-    if (!wide_dk) store_rows(params.dk, params.sizes.dim_qk, dk_smem);
-    if (!wide_dv) store_rows(params.dv, params.sizes.dim_v, dv_smem);
+    sync_some<both_consumers, c.consumer_threads>();  // both consumers have stored their rows
+    if (!dk_is_f32) store_rows(params.dk, params.sizes.dim_qk, dk_smem);
+    if (!dv_is_f32) store_rows(params.dv, params.sizes.dim_v, dv_smem);
   }
 };
 
@@ -993,11 +1006,11 @@ __device__ __forceinline__ void consume(const TileParams& params, const Shared<c
   consumer.store_gradients();
 }
 
-// A persistent CTA takes jobs, each the keys of a CTA above, until there are none. The producer's first warp
-// asks for them and writes their walks to shared memory, where the other roles read them: nobody has
-// registers for one. Rings and counts of tiles go on from job to job.
+// A persistent CTA takes jobs, each with the keys of one CTA of the other kernels, until there are none. The
+// producer's first warp takes them from a counter and writes their walks to shared memory, where the other
+// roles read them: no role has registers for a walk. Rings and counts of tiles continue from job to job.
 
-/// Calls body(walk, parity of the job's number) for each job, and done(barrier) behind it.
+/// Calls body(walk, parity of the job's number) for each job, and then done(job_empty barrier).
 template <Config c, typename Body, typename Done>
 __device__ __forceinline__ void for_each_job(const TileParams& params, const Shared<c>& shared,
                                              const Body& body, const Done& done) {
@@ -1008,23 +1021,24 @@ __device__ __forceinline__ void for_each_job(const TileParams& params, const Sha
     wait(shared.job_full + (n & 1), static_cast<std::uint32_t>(n >> 1 & 1));
     if (job.number < 0) return;
     body(shared.jobs[n & 1].walk, static_cast<std::uint32_t>(n & 1));
-    n = job.number;  // read again, not kept meanwhile
+    n = job.number;  // read again, to take no register during the body
     done(shared.job_empty + (n & 1));
     ++n;
   }
 }
 
-/// Hands out jobs and loads what they need; by the producer's first warp.
+/// Takes jobs, publishes them and loads their operands. Called by the producer's first warp.
 template <Config c>
 __device__ void load_jobs(const TileParams& params, const Shared<c>& shared) {
   static_assert(c.q_stages == c.d_o_stages);
-  // Where CTAs add in order they are counted as they begin. Else the first job needs no counter.
+  // For a deterministic dQ, all jobs are numbered by the counter in the order in which they start. Otherwise
+  // the first job needs no counter.
   const bool counted = params.workspace.added != nullptr;
   Ring<c.q_stages> rows_at;
 #pragma unroll 1
   for (int n = 0;; ++n) {
     Job& job = shared.jobs[n & 1];
-    if (counted || n > 0) wait_for_kernel_ahead();  // which clears the ticket
+    if (counted || n > 0) wait_for_previous_kernel();  // the previous kernel clears the ticket
     if (lane_now() == 0) {
       wait(shared.job_empty + (n & 1), static_cast<std::uint32_t>(n >> 1 & 1) ^ 1);
       std::uint32_t index = blockIdx.x;
@@ -1032,21 +1046,21 @@ __device__ void load_jobs(const TileParams& params, const Shared<c>& shared) {
       while (true) {
         if (!known) index = atomicAdd(params.workspace.ticket, 1u) + (counted ? 0 : gridDim.x);
         known = false;
-        const bool there = index < params.turns.heads * params.turns.tiles;
-        job.number = there ? n : -1;
-        if (!there) break;
+        const bool exists = index < params.turns.heads * params.turns.tiles;
+        job.number = exists ? n : -1;
+        if (!exists) break;
         job.walk = Walk::of<c>(params.sizes, params.turns, index);
-        if (!params.sizes.packed || job.walk.key_count > 0) break;  // else keys of no sequence
+        if (!params.sizes.packed || job.walk.key_count > 0) break;  // otherwise no sequence owns the keys
       }
       arrive(shared.job_full + (n & 1));
     }
-    __syncwarp();  // the job is there
+    __syncwarp();  // lane 0 has written the job, which all lanes read
     if (job.number < 0) return;
     wait(shared.keys_empty, static_cast<std::uint32_t>(n & 1) ^ 1);
     load_keys<c>(params, shared, job.walk);
-    // Q, K, V and dO are older than the kernel ahead, which waited for them; the rows' values are what it
-    // writes.
-    wait_for_kernel_ahead();
+    // The kernels before the previous one wrote Q, K, V and dO, and the previous one waited for them. It
+    // writes the rows' values itself.
+    wait_for_previous_kernel();
     if (lane_now() == 0) {
       Ring<c.q_stages> same = rows_at;
       load_queries<c>(params, shared, job.walk, rows_at, same);
@@ -1067,9 +1081,10 @@ __device__ __forceinline__ void consume_jobs(const TileParams& params, const Sha
     pin(consumer.dk);
     pin(consumer.dv);
     consumer.arrive_once(shared.keys_empty);
-    wait(shared.dq_empty + consumer.group, tiles % 2 ^ 1);  // dK and dV leave through its memory, too
+    wait(shared.dq_empty + consumer.group, tiles % 2 ^ 1);  // dK and dV also pass through dQ's buffers
     consumer.store_gradients();
-    sync_some<both_consumers, c.consumer_threads>();  // both have read what they store
+    sync_some<both_consumers,
+              c.consumer_threads>();  // both have read dK and dV, which the next job overwrites
   };
   for_each_job<c>(params, shared, consume_job, [&](Mbarrier* done) {
     __syncwarp();
@@ -1088,7 +1103,7 @@ __device__ __forceinline__ void run_jobs(const TileParams& params, const Shared<
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
   if (warp == 0) return load_jobs<c>(params, shared);
   if (warp > 2 || lane_now() != 0) return;
-  wait_for_kernel_ahead();  // which clears the sums
+  wait_for_previous_kernel();  // the previous kernel clears the sums
   std::uint32_t parity = 0;
   for_each_job<c>(
       params, shared,
@@ -1107,53 +1122,54 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
                          mask_stages * c.seen_bytes());
   const bool counted = !c.persistent && params.workspace.ticket != nullptr;
   if (threadIdx.x == 0) {
-    shared.init_barriers(c.drawing_warps());
+    shared.init_barriers(c.dropout_warps());
     if constexpr (c.general) {
       const DropoutMask kept = params.score.kept.drawn();
       *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
     }
     if (counted) {
-      wait_for_kernel_ahead();  // which clears the ticket
+      wait_for_previous_kernel();  // the previous kernel clears the ticket
       shared.words->index = atomicAdd(params.workspace.ticket, 1u);
     }
   }
-  let_kernel_behind_begin();
-  __syncthreads();  // barriers and words are there
+  let_next_kernel_start();
+  __syncthreads();  // barriers and words are initialised; the last barrier of the whole CTA
   if constexpr (c.persistent) return run_jobs<T, c>(params, shared);
   const Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
-  if (params.sizes.packed && walk.key_count == 0) return;  // keys of no sequence
+  if (params.sizes.packed && walk.key_count == 0) return;  // no sequence owns the keys
   if (threadIdx.x >= c.consumer_threads) {
     keep_registers<c.producer_registers>();
     load_keys<c>(params, shared, walk);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
     const bool first_lane = threadIdx.x % 32 == 0;
     if constexpr (c.general) {
-      constexpr int first_drawing = c.producer_warps - c.drawing_warps();
-      if (warp >= first_drawing) {
-        if (params.score.dropout) draw_kept<c>(params, shared, walk, warp - first_drawing, c.drawing_warps());
+      constexpr int first_dropout = c.producer_warps - c.dropout_warps();
+      if (warp >= first_dropout) {
+        if (params.score.dropout)
+          draw_dropout<c>(params, shared, walk, warp - first_dropout, c.dropout_warps());
         return;
       }
-      if (warp == first_drawing - 1) {
+      if (warp == first_dropout - 1) {
         if (first_lane && params.score.has_masks()) {
-          wait_for_kernel_ahead();  // masks may be copies that are made in this call
+          wait_for_previous_kernel();  // an earlier kernel of this call may write the aligned mask
           load_masks<c>(params, shared, walk);
         }
         return;
       }
     }
-    // Q, K, V and dO are older than the kernel ahead, which waited for them; the rows' values are what it
-    // writes.
+    // The kernels before the previous one wrote Q, K, V and dO, and the previous one waited for them. It
+    // writes the rows' values itself.
     if (!first_lane) return;
-    if constexpr (c.stores_apart()) {
+    if constexpr (c.producer_adds_dq()) {
       if (warp == 1 || warp == 2) {
-        wait_for_kernel_ahead();  // which clears the sums
+        wait_for_previous_kernel();  // the previous kernel clears the sums
         std::uint32_t parity = 0;
         add_dq_sums<c>(params, shared, walk, warp - 1, parity);
         return;
       }
     }
     if (warp != 0) return;
-    wait_for_kernel_ahead();
+    wait_for_previous_kernel();
     Ring<c.q_stages> q_at;
     Ring<c.d_o_stages> d_o_at;
     load_queries<c>(params, shared, walk, q_at, d_o_at);

@@ -6,7 +6,7 @@ namespace tilewise::cuda::wgmma_backward {
 std::string unsuited_lagged(const AttentionProblem& problem) {
   if (const std::string reason = unsuited(problem); !reason.empty()) return reason;
   if (!is_general(problem)) return "needs a mask, dropout, softcap, ALiBi or sinks";
-  if (has_dmask_apart(problem))
+  if (has_separate_dmask(problem))
     return "does not support gradients of masks that are broadcast or used with softcap";
   if (stages_of(LaggedConfigs::rows[row_of<LaggedConfigs>(problem)], problem).mask == 0) {
     return "lacks shared memory for these features together";

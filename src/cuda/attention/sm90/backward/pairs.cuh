@@ -13,48 +13,49 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-// For the gradient of a mask that entries, heads or queries share. It needs two more passes over the pairs,
-// each of which computes S and dP once more, by the same instructions as the kernel over tiles:
+// The pair kernels, for the gradient of a mask whose elements entries, heads, queries or keys share. It takes
+// two more passes over the pairs, each of which computes S and dP again, with the same instructions as the
+// tile kernel:
 //
-//   delta  delta = rowsum(P ∘ dP) / rowsum(P) in the place of rowsum(dO ∘ O). A CTA has a tile of queries and
-//          walks over their keys. O is rounded: where one weight of a row is high, dS is what that rounding
-//          leaves, and a sum of many such dS shows it.
-//   dmask  A CTA has a tile of the mask's gradient, in registers, and walks over all pairs that share it. So
-//          each element has one writer, and its sum one order. Where tiles are few, several CTAs share one,
-//          and their sums are added in order by another kernel.
+//   delta  delta = rowsum(P ∘ dP) / rowsum(P), in place of rowsum(dO ∘ O). A CTA has a tile of queries and
+//          walks over their keys. O is rounded, and in a row with one high weight dS is mostly that rounding
+//          error, which a sum of many such dS shows.
+//   dmask  A CTA has a tile of dmask in registers and walks over all pairs that share it. So each element
+//          has one writer, and its sum has one order. Where there are few tiles, several CTAs share one, and
+//          another kernel adds their sums in order.
 //
-// One thread tells everyone the tiles through shared memory, and loads what is not there yet: Q and dO stay
-// for all keys, K and V for all queries that come one after another.
+// One thread publishes each tile through shared memory and loads the operands that are not there yet:
+// consecutive tiles with the same queries share Q and dO, and those with the same keys share K and V.
 
 enum class PairSum { delta, dmask };
 
-/// The stages of a CTA of pairs, whose tiles are those of the row.
+/// Numbers of stages. The tiles are those of the tile kernel's Config.
 struct PairStages {
-  static constexpr int k = 2;      ///< of K and V
-  static constexpr int steps = 2;  ///< tiles that are told ahead
+  static constexpr int k = 2;      ///< stages of K and V
+  static constexpr int steps = 2;  ///< steps that are published ahead
+  /// Stages of Q and dO.
   static constexpr int q(const Config& c) { return c.wide() || (c.listed && c.dim > 64) ? 1 : 2; }
 };
 
 /// A tile of pairs.
 struct PairStep {
   int b, head_q, tile, first_key;
-  int length_k;  ///< of the entry
+  int length_k;  ///< keys of the entry
   int block;     ///< the tile of the block mask, or block_full
   bool loads_q, loads_k;
-  static constexpr int end = -1;  ///< in the place of a tile
+  static constexpr int end = -1;  ///< in place of `tile`: there are no more tiles
 };
 
-/// The tiles of a CTA: some entries, heads, tiles of queries and tiles of keys, the last of which run
-/// innermost.
+/// The tiles of a CTA: ranges of entries, heads, query tiles and key tiles. Key tiles are the innermost loop.
 struct PairJob {
-  int b, head_q, tile, key_tile;  ///< the first
-  int heads, tiles, key_tiles;    ///< how many
-  std::int64_t begin, end;        ///< of their numbers
+  int b, head_q, tile, key_tile;  ///< the first of each range
+  int heads, tiles, key_tiles;    ///< lengths of the ranges
+  std::int64_t begin, end;        ///< the CTA's part of the tiles, which are numbered over all ranges
 
   template <Config c>
   __device__ static PairJob of_delta(const Sizes& sizes, int tiles, unsigned index) {
     PairJob job{.heads = 1, .tiles = 1};
-    job.tile = tiles - 1 - static_cast<int>(index % tiles);  // with a band the last have most keys
+    job.tile = tiles - 1 - static_cast<int>(index % tiles);  // with a band, the last tiles have the most keys
     job.head_q = static_cast<int>(index / tiles % sizes.heads_q);
     job.b = static_cast<int>(index / tiles / sizes.heads_q);
     const Entry entry = Entry::of(sizes, job.b);
@@ -107,19 +108,19 @@ struct PairShared {
   using QueryPanels = typename Shared<c>::QueryPanels;
   static constexpr int q_stages = PairStages::q(c);
 
-  std::byte* k;         ///< stages x [keys, dim]; in the end sums
-  std::byte* v;         ///< the same
+  std::byte* k;         ///< PairStages::k x [keys, dim]; finally the warps' sums
+  std::byte* v;         ///< PairStages::k x [keys, dim]
   std::byte* q;         ///< q_stages x [queries, dim]
-  std::byte* d_o;       ///< the same
+  std::byte* d_o;       ///< q_stages x [queries, dim]
   std::byte* mask;      ///< boxes of [queries, 128 bytes of keys]
   std::uint32_t* seen;  ///< listed: [kept_words, queries], or four words
   std::uint32_t* kept;  ///< [kept_words, queries]
   float* lse;           ///< q_stages x [queries]
-  float* offset;        ///< the same
-  float* delta;         ///< the same
-  Mbarrier* q_full;     ///< [q_stages]: Q, dO and the values of their rows
+  float* offset;        ///< q_stages x [queries]
+  float* delta;         ///< q_stages x [queries]
+  Mbarrier* q_full;     ///< [q_stages]: Q, dO and the values of their rows have arrived
   Mbarrier* q_empty;
-  Mbarrier* k_full;  ///< [stages]: K and V
+  Mbarrier* k_full;  ///< [PairStages::k]: K and V have arrived
   Mbarrier* k_empty;
   Mbarrier* step_full;
   Mbarrier* step_empty;
@@ -168,7 +169,7 @@ struct PairShared {
         words(reinterpret_cast<Words*>(kept_empty + 1)),
         steps(reinterpret_cast<PairStep*>(words + 1)) {}
 
-  __device__ void init_barriers(int drawing_warps) const {
+  __device__ void init_barriers(int dropout_warps) const {
     const auto init = [](Mbarrier* full, Mbarrier* empty, int stages, int arrivals) {
       for (int n = 0; n < stages; ++n) {
         init_barrier(full + n, arrivals);
@@ -180,12 +181,12 @@ struct PairShared {
     init(step_full, step_empty, PairStages::steps, 1);
     init(mask_full, mask_empty, 1, 1);
     init(seen_full, seen_empty, 1, 1);
-    init(kept_full, kept_empty, 1, drawing_warps);
+    init(kept_full, kept_empty, 1, dropout_warps);
     fence_barrier_inits();
   }
 };
 
-/// Which keys of a tile the entry has, and which of them queries see.
+/// The keys of a tile that the entry has, and those that its queries see.
 template <Config c>
 struct PairBand {
   int key_count;
@@ -198,18 +199,19 @@ struct PairBand {
     walk.key_count = max(0, min(c.keys, behind));
     walk.position = std::int64_t{step.first_key} - (sizes.bottom_right ? step.length_k - sizes.length_q : 0);
     key_count = walk.key_count;
-    // Not key_count == c.keys: ptxas 13.0 makes one VIMNMX.RELU of that and of the bounds above, and its
-    // predicate is true for fewer keys.
+    // This does not compare key_count with c.keys: ptxas 13.0 would merge that and the bounds above into one
+    // VIMNMX.RELU, whose predicate is also true for fewer keys.
     visible = Visible::of<c>(sizes, walk, step.tile, behind >= c.keys);
   }
-  /// Whether some query sees some key. What queries next to each other see joins, so it is one range.
+  /// Whether any query of the tile sees any key of it. Neighbouring queries see overlapping or adjacent
+  /// ranges of keys, so the keys that the tile sees are one range.
   __device__ bool any(const Sizes& sizes, const PairStep& step) const {
     const int queries = min(c.queries, sizes.length_q - step.tile * c.queries);
     return visible.high > visible.low && visible.low < key_count && queries - 1 + visible.high > 0;
   }
 };
 
-/// Tells the tiles, and loads them; by one thread.
+/// Publishes the tiles and loads their operands. Called by one thread.
 template <Config c, PairSum sum>
 __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared, const PairJob& job) {
   const TileParams& of = params.tile;
@@ -220,7 +222,7 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
   Ring<PairStages::steps> step_at;
   Ring<1> mask_at, seen_at;
   PairStep last{.b = -1};
-  const auto tell = [&](const PairStep& step) {
+  const auto publish = [&](const PairStep& step) {
     const int at = step_at.stage();
     wait(shared.step_empty + at, step_at.parity() ^ 1);
     shared.steps[at] = step;
@@ -245,7 +247,7 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
     step.loads_q = !same_entry || step.head_q != last.head_q || step.tile != last.tile;
     step.loads_k = !same_entry || head_kv != last.head_q / sizes.group || step.first_key != last.first_key;
     last = step;
-    tell(step);
+    publish(step);
     if (step.loads_q) {
       const int at = q_at.stage();
       wait(shared.q_empty + at, q_at.parity() ^ 1);
@@ -295,10 +297,10 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
       seen_at.advance();
     }
   }
-  tell({.tile = PairStep::end});
+  publish({.tile = PairStep::end});
 }
 
-/// Dropout's bits of all tiles, by `warps` warps.
+/// Draws dropout's bits of all tiles, with `warps` warps.
 template <Config c>
 __device__ void draw_pairs(const PairParams& params, const PairShared<c>& shared, int warp, int warps) {
   Ring<PairStages::steps> step_at;
@@ -311,19 +313,20 @@ __device__ void draw_pairs(const PairParams& params, const PairShared<c>& shared
     step_at.advance();
     wait(shared.kept_empty, kept_at.parity() ^ 1);
     kept_at.advance();
-    const auto which = [&]() -> DrawnTile {
+    const auto which = [&]() -> DropoutTile {
       return {step.first_key, step.tile * c.queries, step.b * params.tile.sizes.heads_q + step.head_q};
     };
-    draw_tile<c>(params.tile.score, *shared.words, shared.kept, which, warp, warps);
+    draw_words<c>(params.tile.score, *shared.words, shared.kept, which, warp, warps);
     if (lane_now() == 0) arrive(shared.kept_full);
   }
 }
 
-/// Computes P and dP of the tiles, laid out as in the kernel over tiles, and sums.
+/// Computes P and dP of the tiles, in the accumulator layout of the tile kernel, and their sums.
 template <typename T, Config c, PairSum sum>
 struct PairConsumer {
-  static constexpr int size = c.own_queries() / 2;         ///< of a lane's pairs
-  static constexpr int query_count = c.own_queries() / 4;  ///< of a lane's queries: 8j + e is number 2j + e
+  static constexpr int size = c.own_queries() / 2;  ///< pairs of a lane
+  /// Queries of a lane: number 2j + e is query 8j + e.
+  static constexpr int query_count = c.own_queries() / 4;
 
   const PairParams& params;
   const PairShared<c>& shared;
@@ -336,9 +339,8 @@ struct PairConsumer {
     if (lane == 0) arrive(barrier);
   }
 
-  /// Walks over all tiles, calling take(j, p, dp, delta) for the lane's four pairs of queries 8j to 8j + 7 of
-  /// each; dp has what dropout does to it. Of pairs whose P is 0 it is 0: those past a key length may be
-  /// anything.
+  /// Walks over all tiles and calls take(j, p, dp, delta) for the lane's four pairs among queries [8j, 8j +
+  /// 8) of each. Dropout is applied to dP. dP is 0 where P is 0: V past a key length may hold anything.
   template <typename Take>
   __device__ __forceinline__ void for_each_four(const Take& take) const {
     const TileParams& of = params.tile;
@@ -354,7 +356,7 @@ struct PairConsumer {
       wait(shared.step_full + step_at.stage(), step_at.parity());
       const PairStep step = shared.steps[step_at.stage()];
       if (step.tile == PairStep::end) return;
-      // What the tile before had, and this one has not, is free.
+      // Operands of the previous tile that this one does not share are released.
       if (step.loads_q) {
         if (!first) arrive_once(shared.q_empty + q);
         q = q_next.stage();
@@ -390,7 +392,7 @@ struct PairConsumer {
       }
       first = false;
       const PairBand<c> band(of.sizes, step);
-      const TileFacts<c> facts{
+      const TileInputs<c> inputs{
           .score = score,
           .mask_smem = shared.mask,
           .lse_smem = shared.lse + q * c.queries + place.first_query(),
@@ -404,7 +406,7 @@ struct PairConsumer {
           .seen = seen};
       wait_products<1>();  // S
       pin(s);
-      weigh_general<T, c>(score.mask, s, facts, [&](int j, const float(&p)[4], const float(&)[4]) {
+      compute_p_general<T, c>(score.mask, s, inputs, [&](int j, const float(&p)[4], const float(&)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[4 * j + e] = p[e];
       });
@@ -427,7 +429,7 @@ struct PairConsumer {
     }
   }
 
-  /// Sums of the lane's queries over its keys, to sums over all keys of the tile in shared memory.
+  /// Adds the sums of the lanes that have the same queries, and stores the warp's sums in shared memory.
   __device__ __forceinline__ void add_keys(float* to_smem, float (&x)[query_count]) const {
 #pragma unroll
     for (int n = 0; n < query_count; ++n) {
@@ -436,9 +438,9 @@ struct PairConsumer {
       if (lane < 4) to_smem[warp * c.own_queries() + n / 2 * 8 + lane * 2 + n % 2] = x[n];
     }
   }
-  /// Of one of the tile's queries.
+  /// The sum of a query of the tile over all warps that have it.
   static __device__ float query_sum(const float* smem, int query) {
-    constexpr int warps = c.wide() ? 4 : c.consumer_warps;  // that have the query
+    constexpr int warps = c.wide() ? 4 : c.consumer_warps;  // warps per query
     const float* first = smem + query / c.own_queries() * warps * c.own_queries() + query % c.own_queries();
     float sum_of_warps = 0;
     for (int n = 0; n < warps; ++n) sum_of_warps += first[n * c.own_queries()];
@@ -446,20 +448,20 @@ struct PairConsumer {
   }
   static constexpr int sum_floats = c.consumer_warps * c.own_queries();
 
-  __device__ void find_delta(const PairJob& job) const {
-    float weights[query_count] = {}, weighted[query_count] = {};
+  __device__ void compute_delta(const PairJob& job) const {
+    float sum_p[query_count] = {}, sum_p_dp[query_count] = {};
     for_each_four([&](int j, const float(&p)[4], const float(&dp)[4], const float*) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        weights[2 * j + e % 2] += p[e];
-        weighted[2 * j + e % 2] = fmaf(p[e], dp[e], weighted[2 * j + e % 2]);
+        sum_p[2 * j + e % 2] += p[e];
+        sum_p_dp[2 * j + e % 2] = fmaf(p[e], dp[e], sum_p_dp[2 * j + e % 2]);
       }
     });
     auto* smem = reinterpret_cast<float*>(shared.k);
-    sync_some<both_consumers, c.consumer_threads>();  // nobody reads K any more
-    add_keys(smem, weights);
-    add_keys(smem + sum_floats, weighted);
-    sync_some<both_consumers, c.consumer_threads>();  // all sums are there
+    sync_some<both_consumers, c.consumer_threads>();  // no product of either consumer reads K any more
+    add_keys(smem, sum_p);
+    add_keys(smem + sum_floats, sum_p_dp);
+    sync_some<both_consumers, c.consumer_threads>();  // all warps have stored their sums
     const auto r = static_cast<int>(threadIdx.x);
     const Sizes& sizes = params.tile.sizes;
     const int query = job.tile * c.queries + r;
@@ -468,7 +470,7 @@ struct PairConsumer {
     const std::int64_t row =
         ((std::int64_t{job.b} * sizes.heads_q + job.head_q) * workspace.tiles + job.tile) * c.queries + r;
     const float lse = workspace.lse[row];
-    if (isinf(lse)) return;  // the query sees nothing
+    if (isinf(lse)) return;  // an empty row
     float total = query_sum(smem, r);
     if (params.sinks.data != nullptr) {
       const auto sink = static_cast<float>(params.sinks.at(job.b, job.head_q));
@@ -480,7 +482,7 @@ struct PairConsumer {
     workspace.delta[row] = delta;
   }
 
-  __device__ void find_dmask(const PairJob& job, unsigned split) const {
+  __device__ void compute_dmask(const PairJob& job, unsigned split) const {
     float sums[size] = {};
     for_each_four([&](int j, const float(&p)[4], const float(&dp)[4], const float* delta_smem) {
       const float2 delta = *reinterpret_cast<const float2*>(delta_smem);
@@ -509,14 +511,14 @@ struct PairConsumer {
       return;
     }
     auto* smem = reinterpret_cast<float*>(shared.k);
-    sync_some<both_consumers, c.consumer_threads>();  // nobody reads K any more
+    sync_some<both_consumers, c.consumer_threads>();  // no product of either consumer reads K any more
     const auto thread = static_cast<int>(threadIdx.x);
     if (dmask.extent[3] == 1) {
       float x[query_count];
 #pragma unroll
       for (int n = 0; n < query_count; ++n) x[n] = sums[n / 2 * 4 + n % 2] + sums[n / 2 * 4 + n % 2 + 2];
       add_keys(smem, x);
-      sync_some<both_consumers, c.consumer_threads>();  // all sums are there
+      sync_some<both_consumers, c.consumer_threads>();  // all warps have stored their sums
       if (dmask.extent[2] != 1) {
         if (thread < c.queries) store(thread, 0, query_sum(smem, thread));
       } else if (thread == 0) {
@@ -535,7 +537,7 @@ struct PairConsumer {
       x += __shfl_xor_sync(~0u, x, 2);
       if (lane % 4 == 0) smem[(c.wide() ? warp / 4 : 0) * c.keys + place.first_key() + 8 * half] = x;
     }
-    sync_some<both_consumers, c.consumer_threads>();  // all sums are there
+    sync_some<both_consumers, c.consumer_threads>();  // all warps have stored their sums
     if (thread < c.keys) store(0, thread, c.wide() ? smem[thread] + smem[c.keys + thread] : smem[thread]);
   }
 };
@@ -546,18 +548,18 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   constexpr Config c = Table::rows[row];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(PairShared<c>::bytes(c.mask_bytes(4), true) <= most_shared_bytes);
-  static_assert(c.dim == c.dim_v);  // K and V, Q and dO are laid out alike
-  constexpr int drawing_warps = 2;
+  static_assert(c.dim == c.dim_v);  // V has the layout of K, and dO that of Q
+  constexpr int dropout_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const ScoreParams& score = params.tile.score;
   const PairShared<c> shared(first_smem, score.mask_bytes(c), score.dropout);
   if (threadIdx.x == 0) {
-    shared.init_barriers(drawing_warps);
+    shared.init_barriers(dropout_warps);
     const DropoutMask kept = score.kept.drawn();
     *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
   }
-  let_kernel_behind_begin();
-  __syncthreads();  // barriers and words are there
+  let_next_kernel_start();
+  __syncthreads();  // barriers and words are initialised
   const Sizes& sizes = params.tile.sizes;
   const int tiles = params.tile.workspace.tiles;
   const DmaskJobs& jobs = params.jobs;
@@ -566,28 +568,28 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   if (threadIdx.x >= c.consumer_threads) {
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
     if (warp >= 2) {
-      if (score.dropout) draw_pairs<c>(params, shared, warp - 2, drawing_warps);
+      if (score.dropout) draw_pairs<c>(params, shared, warp - 2, dropout_warps);
     } else if (threadIdx.x == c.consumer_threads) {
-      wait_for_kernel_ahead();  // nobody goes on before this thread has told the first tile
+      wait_for_previous_kernel();  // the other threads wait for the first tile that this thread publishes
       load_pairs<c, sum>(params, shared, job);
     }
     return;
   }
   const PairConsumer<T, c, sum> consumer{params, shared};
   if constexpr (sum == PairSum::delta) {
-    consumer.find_delta(job);
+    consumer.compute_delta(job);
   } else {
-    consumer.find_dmask(job, blockIdx.x / jobs.per_split());
+    consumer.compute_dmask(job, blockIdx.x / jobs.per_split());
   }
 #endif
 }
 
-/// Adds the sums of CTAs that shared tiles of a mask's gradient, in order.
+/// Adds the sums of the CTAs that shared a tile of dmask, in order.
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads)
     join_dmask_kernel(const __grid_constant__ MaskView dmask, const float* partial, int splits) {
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t count = dmask.extent[0] * dmask.extent[1] * dmask.extent[2] * dmask.extent[3];
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
        n += std::int64_t{gridDim.x} * row_threads) {

@@ -10,29 +10,32 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-/// What the kernels share in the workspace. Rows of queries are padded to whole tiles, so that the values of
-/// a tile's rows are one aligned run. Query tiles are counted over [B, Hq, tiles], and those of packed
-/// sequences over [Hq, tiles]: each sequence begins with a tile of its own.
+/// Arrays in the workspace through which the kernels pass data. Rows of queries are padded to whole tiles, so
+/// that the values of a tile's rows are one aligned run. Query tiles are numbered over [B, Hq, tiles], or
+/// over [Hq, tiles] for packed sequences, each of which starts with a tile of its own.
 struct Workspace {
-  /// [query tiles, queries]. P is exp2(S·c − lse) in the plain kernel, whose lse is LSE times log2 e, and
-  /// exp2((S − lse)·log2 e + offset) in the general one. +inf for rows that see nothing or are padding.
+  /// [query tiles, queries]. The plain kernel stores LSE·log2 e, so that P = exp2(S·c − lse), or with
+  /// `preload` −LSE in the unit of S. In the general kernel P = exp2((S − lse)·log2 e + offset). Empty rows
+  /// and padding have the infinity that makes P 0.
   float* lse = nullptr;
-  float* offset = nullptr;  ///< the same, in the general kernel; 0 but for rows of far_rows()
-  float* delta = nullptr;   ///< the same: rowsum(dO ∘ O) − dLSE
-  /// [query tiles, dim / 16, queries / 8, 128]: dQ / scale, as wgmma's lanes hold its transpose.
+  float* offset = nullptr;  ///< [query tiles, queries], general kernel; 0 except in far rows (far_rows.cuh)
+  float* delta = nullptr;   ///< [query tiles, queries]: rowsum(dO ∘ O) − dLSE
+  /// [query tiles, dim / 16, queries / 8, 128]: dQ / scale, in the order in which wgmma's lanes hold dQᵀ.
   float* dq = nullptr;
-  int tiles = 0;  ///< of a head
-  // Where dQ is to be the same in every run, CTAs add to it in the order of their keys.
-  std::uint32_t* ticket = nullptr;  ///< CTAs that have begun: they wait for those alone that began before
-  std::uint32_t* added = nullptr;   ///< [query tiles, dq_chunks]: how many CTAs have added a warp's part
+  int tiles = 0;  ///< query tiles per head
+  // For a deterministic dQ, CTAs add to it in the order of their keys.
+  /// The number of CTAs that have started (of persistent CTAs, the jobs taken): a CTA waits only for those
+  /// that started before it.
+  std::uint32_t* ticket = nullptr;
+  std::uint32_t* added = nullptr;  ///< [query tiles, dq_chunks]: number of CTAs that have added to the part
 };
 
-/// Which keys a query sees, and how long sequences are.
+/// Sizes of the tensors, and what decides which keys a query sees.
 struct Sizes {
   int batch, heads_q, heads_kv, group;
-  int length_q, length_k;  ///< of packed sequences the longest
+  int length_q, length_k;  ///< of the longest sequence, if packed
   int dim_qk, dim_v;
-  std::int64_t left, right;  ///< of the band
+  std::int64_t left, right;  ///< width of the band
   bool bottom_right;
   Indices key_lengths;  ///< [B], or null
   bool packed;
@@ -42,36 +45,36 @@ struct Sizes {
 struct DeltaParams {
   Sizes sizes;
   Rows o, d_o, lse, d_lse;
-  Rows delta;  ///< of a piece; else it is found here
+  Rows delta;  ///< given for a piece of a whole; otherwise computed from O and dO
   Workspace workspace;
   float score_scale;  ///< see exponent_unit()
 };
 
-/// How the elements of a mask stand in shared memory.
+/// The type of a mask's elements in shared memory.
 enum class MaskForm : std::uint8_t { none, boolean, half, single };
 
-/// A block mask by its key blocks: which query blocks see one, the last first.
+/// A block mask by key blocks: the lists of query blocks that see a key block, from the last to the first.
 struct BlockLists {
   int2* lists = nullptr;  ///< [rows, query_blocks]: a query block, and its tile of the mask or block_full
-  std::int32_t* counts = nullptr;  ///< [rows]: how many of the list are there
-  std::int32_t* states =
-      nullptr;  ///< [rows, query_blocks]: the tile, block_full or less; for kernels over pairs
-  /// [rows, query_blocks]: how many key blocks before this one the query block sees; where dQ is to be the
-  /// same in every run.
+  std::int32_t* counts = nullptr;  ///< [rows]: length of each list
+  /// [rows, query_blocks], for the pair kernels: the tile of the mask, block_full, or less where it is
+  /// hidden.
+  std::int32_t* states = nullptr;
+  /// [rows, query_blocks], for a deterministic dQ: the number of earlier key blocks that the query block
+  /// sees.
   std::int32_t* before = nullptr;
-  /// The tiles of the mask, [tiles, query_tiles, key_tiles, 32 keys of a tile, queries of a tile], a bit per
-  /// key.
+  /// The tiles of the mask, [tiles, query_tiles, key_tiles, kept_words, queries of a tile], one bit per key.
   std::uint32_t* bits = nullptr;
-  bool one_row = false;                     ///< all queries of a tile share a row, of bits too: four words
-  std::int64_t stride_b = 0, stride_h = 0;  ///< in rows; key blocks are next to each other
+  bool one_row = false;                     ///< all queries of a mask's tile share one row of four words
+  std::int64_t stride_b = 0, stride_h = 0;  ///< in rows; a row is a key block
   int key_blocks = 0, query_blocks = 0;
-  int keys = 1;                        ///< of a block
-  int query_tiles = 1, key_tiles = 1;  ///< of a block
+  int keys = 1;                        ///< keys of a block
+  int query_tiles = 1, key_tiles = 1;  ///< the kernel's tiles per block
 
   constexpr std::int64_t row(std::int64_t b, std::int64_t h, std::int64_t key_block) const {
     return b * stride_b + h * stride_h + key_block;
   }
-  /// The words of a tile of queries and keys.
+  /// The number of words for a tile of queries and keys.
   constexpr int bit_words(const Config& c) const { return one_row ? 4 : c.kept_words() * c.queries; }
   constexpr const std::uint32_t* bits_of(const Config& c, int tile, int query_tile, int key_tile) const {
     const std::int64_t row = one_row ? tile : std::int64_t{tile} * query_tiles + query_tile % query_tiles;
@@ -79,34 +82,34 @@ struct BlockLists {
   }
 };
 
-/// The gradient of a mask, an element for each pair.
+/// The gradient of a mask that has an element for each pair.
 struct DmaskParams {
-  std::byte* data;  ///< null where it is not wanted, or comes from a kernel over pairs
+  std::byte* data;  ///< null where it is not wanted, or where a pair kernel computes it
   DType dtype;
   std::int64_t stride[4];  ///< in bytes
 };
 
-/// What scores have beside the scale and the band. For the general kernel.
+/// The score rules and masks of the general kernel, except the scale and the band.
 struct ScoreParams {
-  float scale;  ///< with softcap scale / c
-  float cap;    ///< c, or 0
+  float scale;  ///< scale, or scale / c with softcap
+  float cap;    ///< c of softcap, or 0
   bool alibi;
   HeadValues alibi_slopes;
   MaskForm mask;
-  std::uint8_t mask_stages;  ///< of the mask and a block mask's bits
-  int mask_rows;  ///< of a box: 64, or 8, the period of the swizzle, if all queries share a row of the mask
+  std::uint8_t mask_stages;  ///< stages of the mask and a block mask's bits
+  int mask_rows;  ///< rows of a box: 64, or 8 (the swizzle's period) if all queries share a row of the mask
   bool dropout;
-  int kept_stages;  ///< of dropout's bits: 0, 1 or 2
+  int kept_stages;  ///< stages of dropout's bits: 0, 1 or 2
   DropoutMask kept;
   DmaskParams dmask;
   BlockLists blocks;
 
-  /// Whether tiles may have a mask, or bits of a block mask.
+  /// Whether a tile may have a mask or bits of a block mask.
   constexpr bool has_masks() const { return mask != MaskForm::none || blocks.bits != nullptr; }
   constexpr int mask_bytes_log2() const {
     return mask == MaskForm::single ? 2 : mask == MaskForm::half ? 1 : 0;
   }
-  /// A stage of the mask in shared memory.
+  /// Bytes of a stage of the mask.
   constexpr int mask_bytes(const Config& c) const {
     return mask == MaskForm::none ? 0 : c.mask_bytes(1 << mask_bytes_log2());
   }
@@ -115,18 +118,18 @@ struct ScoreParams {
 struct TileParams {
   CUtensorMap q, k, v, d_o, mask;
   Sizes sizes;
-  Rows k_rows, v_rows;  ///< for tiles that end inside the tensor, at a key length or a sequence's end
+  Rows k_rows, v_rows;  ///< for tiles that end at a key length or a sequence's end, which TMA does not know
   Rows dk, dv;
   Workspace workspace;
   Turns turns;
   float scale;
-  float dv_scale;  ///< what dropout multiplies kept weights by
+  float dv_scale;  ///< the factor of the elements of P that dropout keeps
   bool wants_dq;
   ScoreParams score;
 };
 
-/// How CTAs share out the gradient of a mask: tiles of its elements, of which each has some splits of the
-/// pairs that share them. A dimension that the mask is broadcast along counts 1.
+/// The grid of the pair kernel for dmask: tiles of dmask, and splits of the pairs that share a tile's
+/// elements. A dimension along which the mask is broadcast counts as 1.
 struct DmaskJobs {
   int batch, heads, tiles, key_tiles;
   int splits;
@@ -137,14 +140,14 @@ struct DmaskJobs {
   }
 };
 
-/// For the kernels over pairs (pairs.cuh).
+/// Parameters of the pair kernels (pairs.cuh).
 struct PairParams {
   TileParams tile;
   HeadValues sinks;  ///< without data where there are none
   Rows d_lse;
   MaskView dmask;
   float* partial;     ///< [splits, elements of dmask], or null where there is one split
-  bool reloads_mask;  ///< the tiles of a CTA have other parts of the mask
+  bool reloads_mask;  ///< the tiles of a CTA have different parts of the mask
   DmaskJobs jobs;
 };
 

@@ -11,8 +11,7 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-// The kernels beside the one over tiles. Each begins before the one ahead has ended (programmatic dependent
-// launch).
+// The small kernels before and after the tile kernel. Each launches before the previous one has ended (PDL).
 
 inline constexpr int row_threads = 256;
 
@@ -28,18 +27,19 @@ __device__ __forceinline__ float dot_of_eight(const uint4& a, const uint4& b) {
   return sum;
 }
 
-/// The query tiles of all heads.
+/// The number of query tiles of all heads.
 __device__ inline std::int64_t query_tiles(const Sizes& sizes, const Workspace& workspace) {
   return (sizes.packed ? 1 : std::int64_t{sizes.batch}) * sizes.heads_q * workspace.tiles;
 }
 
-/// The values of all rows, 8 to 32 lanes each, padding included. Clears what is added to.
+/// Computes the values of all rows, padding included, with 8 to 32 lanes per row. Also clears dQ's sums and
+/// the counters.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constant__ DeltaParams params) {
   constexpr Config c = Table::rows[row];
   constexpr int lanes = c.dim_v > 128 ? 32 : c.dim_v > 64 ? 16 : 8;
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const Sizes& sizes = params.sizes;
   const Workspace& workspace = params.workspace;
   const std::int64_t tiles = query_tiles(sizes, workspace);
@@ -81,51 +81,51 @@ __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constan
       if (params.delta.wanted) sum = *reinterpret_cast<const float*>(at(params.delta));
       if (params.d_lse.wanted) d_lse = *reinterpret_cast<const float*>(at(params.d_lse));
     }
-    const bool sees_nothing = lse == minus_infinity;
+    const bool empty = lse == minus_infinity;
     const float factor = c.general ? 1.0f : c.preload ? -1.0f / params.score_scale : log2e;
     const float none = c.preload && params.score_scale > 0 ? minus_infinity : -minus_infinity;
-    workspace.lse[index] = sees_nothing ? none : lse * factor;
-    workspace.delta[index] = sees_nothing ? 0.0f : sum - d_lse;
+    workspace.lse[index] = empty ? none : lse * factor;
+    workspace.delta[index] = empty ? 0.0f : sum - d_lse;
     if constexpr (c.general) workspace.offset[index] = 0;
   }
 }
 
-/// Rows whose LSE is no help (far_rows.cuh), a warp each.
+/// Computes the softmax of rows whose LSE is too inexact (far_rows.cuh). One warp per row.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads)
     far_rows_kernel(const __grid_constant__ AttentionCall call, const __grid_constant__ Sizes sizes,
                     const __grid_constant__ Workspace workspace) {
   constexpr Config c = Table::rows[row];
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (index >= query_tiles(sizes, workspace) * c.queries || !is_far(workspace.lse[index])) return;
   const QueryTile<c.queries> tile(sizes, workspace.tiles, static_cast<std::uint32_t>(index / c.queries));
   const int query = tile.first_query() + static_cast<int>(index % c.queries);
   const FarSoftmax softmax = far_softmax<T>(call, tile.entry.b, tile.head_q, query, lane);
-  __syncwarp();  // all lanes have read it
+  __syncwarp();  // all lanes have read the LSE, which lane 0 overwrites
   if (lane != 0 || !(softmax.sum > 0)) return;
   workspace.lse[index] = softmax.top;
   workspace.offset[index] = -log2f(softmax.sum);
 }
 
-/// dQ from its sums, a tile a block. Rows pass through shared memory, so that they are written 16 bytes at a
-/// time.
+/// Rounds dQ from its f32 sums. One CTA per tile. Rows pass through shared memory, so that they are written
+/// in 16 bytes at a time.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__ DqParams params) {
   constexpr Config c = Table::rows[row];
   constexpr int chunks = c.dim / 8;
   __shared__ __align__(16) uint4 rows_smem[c.queries * (chunks + 1)];
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const Sizes& sizes = params.sizes;
   const QueryTile<c.queries> tile(sizes, params.workspace.tiles, blockIdx.x);
   const int count = tile.count();
   const float* from = params.workspace.dq + std::int64_t{blockIdx.x} * (c.dim * c.queries);
   std::byte* to =
       params.dq.at(tile.entry.place, tile.head_q, std::int64_t{tile.entry.first_q} + tile.first_query());
-  const bool wide = params.dq.dtype == DType::f32;  // of a piece
+  const bool is_f32 = params.dq.dtype == DType::f32;  // for a piece of a whole
   for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
     const int r = index % c.queries, chunk = index / c.queries;
     const float* first = from + c.dq_offset(r / c.dq_queries(), chunk / 2) + r % c.dq_queries() / 8 * 128 +
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
     float x[8];
 #pragma unroll
     for (int n = 0; n < 8; ++n) x[n] = first[n * 16] * params.scale;
-    if (!wide) {
+    if (!is_f32) {
       rows_smem[r * (chunks + 1) + chunk] = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]),
                                              pack<T>(x[6], x[7])};
     } else if (r < count && chunk * 8 < sizes.dim_qk) {
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
       eight[1] = {x[4], x[5], x[6], x[7]};
     }
   }
-  if (wide) return;
-  __syncthreads();  // all rows are there
+  if (is_f32) return;
+  __syncthreads();  // all rows are stored
   for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
     const int r = index / chunks, chunk = index % chunks;
     if (r >= count || chunk * 8 >= sizes.dim_qk) continue;
@@ -152,20 +152,20 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
   }
 }
 
-/// dsinks[h] = −Σ exp(sink − LSE)·delta over the rows of a head, a block each, in one order.
+/// dsinks[h] = −Σ exp(sink − LSE)·delta over the rows of a head, in one order. One CTA per head.
 template <typename Table, int row>
 __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant__ SinkParams params) {
   constexpr Config c = Table::rows[row];
   __shared__ double sums_smem[row_threads];
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const Sizes& sizes = params.sizes;
   const Workspace& workspace = params.workspace;
   const int head = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const auto sink = static_cast<float>(params.sinks.at(0, head));
   const std::int64_t count = std::int64_t{workspace.tiles} * c.queries;
-  double sum = 0;  // rows are many, and where a sink has all weight their terms are exact
+  double sum = 0;  // there are many rows, and where a sink has all the weight, their terms are exact
   for (int b = 0; b < (sizes.packed ? 1 : sizes.batch); ++b) {
     const std::int64_t first = (std::int64_t{b} * sizes.heads_q + head) * count;
     for (std::int64_t n = first + thread; n < first + count; n += row_threads) {
@@ -174,21 +174,21 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
     }
   }
   sums_smem[thread] = sum;
-  __syncthreads();  // all sums are there
+  __syncthreads();  // all threads' sums are stored
   for (int half = row_threads / 2; half > 0; half /= 2) {
     if (thread < half) sums_smem[thread] += sums_smem[thread + half];
-    __syncthreads();  // half of them are left
+    __syncthreads();  // the sums of this step are stored
   }
   if (thread == 0) params.dsinks[head * params.stride] = static_cast<float>(sums_smem[0]);
 }
 
-/// Writes what a row of query blocks lists into the lists of its key blocks, a warp a row. The lists are
-/// still by query blocks, and their entries negative where nothing was listed. A full block stays full where
-/// it is listed twice.
+/// Writes each row of query blocks' entries to the lists of the key blocks. One warp per row. Until
+/// list_blocks_kernel() compacts a list, its entry n is that of query block n, and negative where that one
+/// does not list the key block. A block that is listed twice, once as full, is full.
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads)
-    note_blocks_kernel(const __grid_constant__ BlockView view, const __grid_constant__ BlockLists blocks,
-                       int batch, int heads) {
+    scatter_blocks_kernel(const __grid_constant__ BlockView view, const __grid_constant__ BlockLists blocks,
+                          int batch, int heads) {
   const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto qb = static_cast<int>(index % blocks.query_blocks);
@@ -204,14 +204,14 @@ __global__ void __launch_bounds__(row_threads)
     note(view.indices.at(b, h, qb, slot), view.tile(b, h, qb, slot));
   }
   if (view.full_counts.data == nullptr) return;
-  __syncwarp();  // full blocks come last
+  __syncwarp();  // full blocks overwrite the others
   for (int slot = lane; slot < view.full_count(b, h, qb); slot += 32) {
     note(view.full_indices.at(b, h, qb, slot), block_full);
   }
 }
 
-/// Counts the key blocks before each that a query block sees, one thread per query block. The lists are by
-/// query blocks yet.
+/// Counts, for each key block, the earlier key blocks that a query block sees. One thread per query block.
+/// Runs before the lists are compacted.
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads)
     count_blocks_kernel(const __grid_constant__ BlockLists blocks, std::int64_t heads) {
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
-/// The tiles of a block mask as bits. A warp makes the words of 32 queries.
+/// Packs the tiles of a block mask into bits. A warp makes the words of 32 queries.
 template <typename Table, int row>
 __global__ void __launch_bounds__(row_threads)
     block_bits_kernel(const __grid_constant__ BlockView view, const __grid_constant__ BlockLists blocks) {
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
-/// Draws each list together, a warp a list, in place: from the last query block to the first.
+/// Compacts each list in place, from the last query block to the first. One warp per list.
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads)
     list_blocks_kernel(const __grid_constant__ BlockLists blocks, std::int64_t rows) {
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(row_threads)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= rows) return;
   int2* list = blocks.lists + row * blocks.query_blocks;
-  // Listed entries go to the end, in order; then all are turned round.
+  // First the entries move to the end of the list, in order. Then the list is reversed.
   int count = 0;
   for (int end = blocks.query_blocks; end > 0; end -= 32) {
     const int at = end - 1 - lane;
@@ -276,12 +276,12 @@ __global__ void __launch_bounds__(row_threads)
     const bool listed = at >= 0 && entry.y >= block_full;
     const unsigned who = __ballot_sync(~0u, listed);
     const int before = __popc(who & ((1u << lane) - 1));
-    __syncwarp();  // all entries were read
+    __syncwarp();  // all lanes have read their entries, which others overwrite
     if (listed) list[blocks.query_blocks - 1 - count - before] = entry;
     count += __popc(who);
-    __syncwarp();  // and written
+    __syncwarp();  // all entries are written before the next ones are read
   }
-  // The last listed query block stands last: entry n of the list is that at query_blocks - 1 - n.
+  // The last query block is at the end, so entry n moves to query_blocks - 1 - n.
   for (int n = 0; n < (blocks.query_blocks + 1) / 2; n += 32) {
     const int low = n + lane, high = blocks.query_blocks - 1 - low;
     if (low < high) {
@@ -293,13 +293,13 @@ __global__ void __launch_bounds__(row_threads)
   if (lane == 0) blocks.counts[row] = count;
 }
 
-/// A mask of any strides to rows that begin at multiples of 16 bytes, 16 bytes a thread.
+/// Copies a mask of any strides to rows that start at multiples of 16 bytes. Each thread writes 16 bytes.
 template <typename Element>
 __global__ void __launch_bounds__(row_threads)
     align_mask_kernel(const __grid_constant__ MaskView from, const __grid_constant__ MaskView to) {
   constexpr int each = 16 / sizeof(Element);
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t chunks = (to.extent[3] + each - 1) / each;
   const std::int64_t count = to.extent[0] * to.extent[1] * to.extent[2] * chunks;
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
@@ -317,11 +317,11 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
-/// Clears a mask's gradient, of any strides: pairs that nobody sees have none.
+/// Clears a mask's gradient, of any strides: the tile kernel does not write that of hidden pairs.
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads) clear_dmask_kernel(const __grid_constant__ MaskView dmask) {
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t count = dmask.extent[0] * dmask.extent[1] * dmask.extent[2] * dmask.extent[3];
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
        n += std::int64_t{gridDim.x} * row_threads) {

@@ -16,7 +16,7 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-// Three launches: delta, tiles, dQ. Features have more.
+// The launches of backward: delta, tiles and dQ, and more with features.
 
 inline bool is_general(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
@@ -56,7 +56,7 @@ inline Sizes sizes_of(const AttentionCall& call) {
 
 inline std::int64_t entries_of(const AttentionCall& call) { return call.packed() ? 1 : call.problem.batch; }
 
-/// Tiles of `size` rows of a head; see sequence_of().
+/// Number of tiles of `size` rows per head; see sequence_of().
 inline std::int64_t tiles_of(const AttentionCall& call, std::int64_t length, std::int64_t total, int size) {
   return call.packed() ? total / size + call.problem.batch : (length + size - 1) / size;
 }
@@ -77,8 +77,8 @@ inline Workspace workspace_of(const AttentionCall& call, const Config& c, Arena&
   return workspace;
 }
 
-/// The mask as TMA takes it: itself, or room for a copy whose rows begin at multiples of 16 bytes. Dimensions
-/// along which it is repeated are copied once.
+/// The mask in a form that TMA can read: the mask itself, or memory for a copy whose rows start at multiples
+/// of 16 bytes. Dimensions along which the mask is broadcast have extent 1 in the copy.
 inline MaskView aligned_mask_of(const AttentionCall& call, Arena& arena) {
   const AttentionProblem& problem = call.problem;
   MaskView mask = call.mask;
@@ -107,8 +107,8 @@ inline void align_mask(const AttentionCall& call, MaskView to, const Launch& how
   }
 }
 
-/// Whether the mask's gradient is found by a kernel over pairs, not by that over tiles.
-inline bool has_dmask_apart(const AttentionProblem& problem) {
+/// Whether the pair kernels compute the mask's gradient, rather than the tile kernel.
+inline bool has_separate_dmask(const AttentionProblem& problem) {
   return problem.features.mask_gradient && (problem.backward.summed_dmask || problem.features.softcap);
 }
 
@@ -117,11 +117,11 @@ struct DmaskPlan {
   float* partial = nullptr;
 };
 
-/// Where the mask's gradient has few tiles, each is shared by CTAs, some for each SM.
+/// Where dmask has few tiles, several CTAs share each, so that there are a few CTAs per SM.
 inline DmaskPlan dmask_plan_of(const AttentionCall& call, const Config& c, int tiles, Arena& arena) {
   DmaskPlan plan;
   const AttentionProblem& problem = call.problem;
-  if (!has_dmask_apart(problem)) return plan;
+  if (!has_separate_dmask(problem)) return plan;
   const std::int64_t(&extent)[4] = call.dmask.extent;
   const auto key_tiles = static_cast<int>((problem.length_k + c.keys - 1) / c.keys);
   plan.jobs = {.batch = static_cast<int>(extent[0]),
@@ -139,7 +139,7 @@ inline DmaskPlan dmask_plan_of(const AttentionCall& call, const Config& c, int t
   return plan;
 }
 
-/// Lists are shared by entries and heads that share the mask's.
+/// The lists of a block mask. Entries and heads that share lists in the mask share them here.
 inline BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& arena) {
   BlockLists blocks;
   if (!call.problem.features.block_mask) return blocks;
@@ -161,7 +161,7 @@ inline BlockLists block_lists_of(const AttentionCall& call, const Config& c, Are
   const std::int64_t rows = batch * heads * blocks.key_blocks;
   blocks.lists = arena.take<int2>(rows, blocks.query_blocks);
   blocks.counts = arena.take<std::int32_t>(rows);
-  if (has_dmask_apart(call.problem)) blocks.states = arena.take<std::int32_t>(rows, blocks.query_blocks);
+  if (has_separate_dmask(call.problem)) blocks.states = arena.take<std::int32_t>(rows, blocks.query_blocks);
   if (call.dq.wanted && call.deterministic)
     blocks.before = arena.take<std::int32_t>(rows, blocks.query_blocks);
   if (view.tile_ids.data == nullptr || view.tile_count == 0) return blocks;
@@ -172,7 +172,7 @@ inline BlockLists block_lists_of(const AttentionCall& call, const Config& c, Are
 }
 
 template <typename Table, int row>
-void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64_t some_blocks,
+void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64_t most_ctas,
                  cudaStream_t stream) {
   constexpr Config c = Table::rows[row];
   const std::int64_t heads = blocks.stride_h == 0 ? 1 : call.problem.heads_q;
@@ -190,8 +190,9 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64
                   .threads = row_threads,
                   .stream = stream};
   };
-  launch<note_blocks_kernel<>>(start("tilewise wgmma backward, blocks", batch * heads * blocks.query_blocks),
-                               call.blocks, blocks, static_cast<int>(batch), static_cast<int>(heads));
+  launch<scatter_blocks_kernel<>>(
+      start("tilewise wgmma backward, blocks", batch * heads * blocks.query_blocks), call.blocks, blocks,
+      static_cast<int>(batch), static_cast<int>(heads));
   if (blocks.before != nullptr) {
     launch<count_blocks_kernel<>>(
         start("tilewise wgmma backward, count blocks", (batch * heads * blocks.query_blocks + 31) / 32),
@@ -201,8 +202,8 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64
     const std::int64_t words = call.blocks.tile_count * blocks.key_tiles * c.kept_words() *
                                (blocks.one_row ? 1 : blocks.query_tiles * (c.queries / 32));
     launch<block_bits_kernel<Table, row>>(
-        start("tilewise wgmma backward, bits", std::min(words, some_blocks * (row_threads / 32))),
-        call.blocks, blocks);
+        start("tilewise wgmma backward, bits", std::min(words, most_ctas * (row_threads / 32))), call.blocks,
+        blocks);
   }
   launch<list_blocks_kernel<>>(start("tilewise wgmma backward, lists", rows), blocks, rows);
 }
@@ -235,7 +236,7 @@ inline ScoreParams score_of_call(const AttentionCall& call, const Config& c, con
   if (features.mask == MaskKind::additive) {
     score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
   }
-  if (features.mask_gradient && !has_dmask_apart(call.problem)) {
+  if (features.mask_gradient && !has_separate_dmask(call.problem)) {
     score.dmask = {.data = call.dmask.data, .dtype = call.dmask.dtype, .stride = {}};
     const auto size = static_cast<std::int64_t>(size_of(call.dmask.dtype));
     for (int n = 0; n < 4; ++n) score.dmask.stride[n] = call.dmask.stride[n] * size;
@@ -275,11 +276,11 @@ void run(const AttentionCall& call, const Context& context) {
   const auto start = [&](const char* name, std::int64_t blocks) {
     return Launch{.name = name, .blocks = blocks, .threads = row_threads, .stream = stream, .early = true};
   };
-  const std::int64_t some_blocks = 16 * std::int64_t{multiprocessors};
+  const std::int64_t most_ctas = 16 * std::int64_t{multiprocessors};
   const std::int64_t(&extent)[4] = call.dmask.extent;
   const std::int64_t dmask_elements = extent[0] * extent[1] * extent[2] * extent[3];
 
-  if constexpr (c.listed) list_blocks<Table, row>(call, blocks, some_blocks, stream);
+  if constexpr (c.listed) list_blocks<Table, row>(call, blocks, most_ctas, stream);
   if constexpr (c.general) {
     if (features.mask != MaskKind::none && !problem.aligned_mask) {
       const std::int64_t chunks =
@@ -287,17 +288,17 @@ void run(const AttentionCall& call, const Context& context) {
           ((problem.length_k * static_cast<std::int64_t>(size_of(mask.dtype)) + 15) / 16);
       align_mask(call, mask,
                  start("tilewise wgmma backward, align mask",
-                       std::min((chunks + row_threads - 1) / row_threads, some_blocks)));
+                       std::min((chunks + row_threads - 1) / row_threads, most_ctas)));
     }
-    if (features.mask_gradient && !has_dmask_apart(problem)) {
+    if (features.mask_gradient && !has_separate_dmask(problem)) {
       launch<clear_dmask_kernel<>>(
           start("tilewise wgmma backward, clear dmask",
-                std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
+                std::min((dmask_elements + row_threads - 1) / row_threads, most_ctas)),
           call.dmask);
     }
   }
   launch<delta_kernel<T, Table, row>>(
-      start("tilewise wgmma backward, delta", std::min(query_tiles * c.queries / 16, some_blocks)),
+      start("tilewise wgmma backward, delta", std::min(query_tiles * c.queries / 16, most_ctas)),
       DeltaParams{.sizes = sizes,
                   .o = call.o,
                   .d_o = call.d_o,
@@ -352,7 +353,7 @@ void run(const AttentionCall& call, const Context& context) {
   }
   PairParams pairs{};
   if constexpr (c.in_step) {
-    if (has_dmask_apart(problem)) {
+    if (has_separate_dmask(problem)) {
       pairs = {.tile = params,
                .sinks = features.sinks ? call.sinks : HeadValues{},
                .d_lse = call.d_lse,
@@ -381,8 +382,8 @@ void run(const AttentionCall& call, const Context& context) {
                                      DqParams{sizes, call.dq, workspace, scale});
   }
   if constexpr (c.in_step) {
-    if (has_dmask_apart(problem)) {
-      // A tile of elements has one part of the mask, unless queries or keys share elements.
+    if (has_separate_dmask(problem)) {
+      // All pairs of a tile of dmask use the same part of the mask, unless queries or keys share elements.
       pairs.reloads_mask = extent[2] == 1 || extent[3] == 1;
       run_pairs<T, Table, row, PairSum::dmask>("tilewise wgmma backward, pairs' dmask",
                                                std::int64_t{dmask.jobs.per_split()} * dmask.jobs.splits,
@@ -390,7 +391,7 @@ void run(const AttentionCall& call, const Context& context) {
       if (dmask.partial != nullptr) {
         launch<join_dmask_kernel<>>(
             start("tilewise wgmma backward, join dmask",
-                  std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
+                  std::min((dmask_elements + row_threads - 1) / row_threads, most_ctas)),
             call.dmask, dmask.partial, dmask.jobs.splits);
       }
     }

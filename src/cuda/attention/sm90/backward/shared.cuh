@@ -8,77 +8,84 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-enum NamedBarrier { both_consumers = 1, all_producers = 2, first_turn = 3 };
-
-/// A tile of the walk.
-struct Step {
-  int head_q, tile;
-  int n;       ///< of the walk
-  int block;   ///< listed: the tile of the block mask, or block_full
-  int masked;  ///< listed: tiles before this one that had a mask, or bits of one
+enum NamedBarrier {
+  both_consumers = 1,
+  all_producers = 2,
+  first_turn = 3,  ///< and 4: consumer 0 or 1 may compute P (Config::turns)
 };
 
-/// The keys that a persistent CTA is at.
+/// A query tile of the CTA's walk.
+struct Step {
+  int head_q, tile;
+  int n;       ///< number in the walk
+  int block;   ///< listed: the tile of the block mask, or block_full
+  int masked;  ///< listed: number of earlier tiles with a mask or bits of a block mask
+};
+
+/// A unit of work of a persistent CTA: some keys and the walk over their queries.
 struct Job {
   Walk walk;
-  int number;  ///< among the CTA's jobs, or less than 0: there are no more
+  int number;  ///< among the CTA's jobs; negative if there are no more
 };
 static_assert(sizeof(Job) <= Config::job_bytes);
 static_assert(sizeof(Step) + sizeof(Visible) <= Config::step_bytes);
 
+/// Values that a CTA's threads read from shared memory.
 struct Words {
-  std::uint32_t index;  ///< of the CTA, where CTAs are counted as they begin
-  // Dropout's key and stream, and the CTA's first key and first head among those of all entries. Producers
+  std::uint32_t index;  ///< the CTA's index, if CTAs are numbered as they start
+  // Dropout's key and stream, the CTA's first key, and its first head among those of all entries. Producers
   // have too few registers to keep them.
   std::uint32_t key_low, key_high, stream;
   int first_key, first_head;
 };
 
-/// A CTA's shared memory. What begins with TMA or feeds wgmma stands at multiples of 1024 bytes.
+/// A CTA's shared memory. Buffers of TMA and wgmma have an alignment of 1024 bytes.
 template <Config c>
 struct Shared {
   using KeyPanels = PanelTile<64 * c.panels(), c.keys>;
   using ValuePanels = PanelTile<64 * c.panels_v(), c.keys>;
   using QueryPanels = PanelTile<64 * c.panels(), c.queries>;
-  using GradientPanels = PanelTile<64 * c.panels_v(), c.queries>;  ///< of dO
+  using GradientPanels = PanelTile<64 * c.panels_v(), c.queries>;  ///< panels of dO
   using DsPanels = PanelTile<c.queries, c.keys>;
 
-  std::byte* k;     ///< [keys, dim]; in the end dK, unless persistent
-  std::byte* v;     ///< [keys, dim_v]; in the end dV, unless persistent
+  std::byte* k;     ///< [keys, dim]; finally dK, unless persistent
+  std::byte* v;     ///< [keys, dim_v]; finally dV, unless persistent
   std::byte* q;     ///< q_stages x [queries, dim]
   std::byte* d_o;   ///< d_o_stages x [queries, dim_v]
   std::byte* ds;    ///< ds_stages x [keys, queries]
-  std::byte* p;     ///< wide: the same
+  std::byte* p;     ///< wide: ds_stages x [keys, queries]
   float* dq;        ///< [dq_buffers, 4 warps, warp_dq_floats]
   std::byte* mask;  ///< general: mask_stages x boxes of [queries, 128 bytes of keys]
-  /// listed: mask_stages x [kept_words, queries], or four words: a bit per key of a block mask's tile
+  /// listed: mask_stages x [kept_words, queries] or four words, one bit per key: the block mask shows the
+  /// pair
   std::uint32_t* seen;
-  std::uint32_t* kept;  ///< general: stages x [kept_words, queries], a bit per key: dropout keeps the pair
-  float* lse;           ///< q_stages x [queries]
-  float* delta;         ///< d_o_stages x [queries]
-  float* offset;        ///< general: q_stages x [queries]
-  Mbarrier* q_full;     ///< [q_stages]: Q and the values of its rows are there
-  Mbarrier* d_o_full;   ///< [d_o_stages]: dO and delta are there
-  Mbarrier* q_empty;    ///< [q_stages]: all consumers are done with them
-  Mbarrier* d_o_empty;  ///< [d_o_stages]
-  Mbarrier* keys_full;
-  Mbarrier* dq_full;     ///< stores_apart: [consumers], a consumer's dQ is there
-  Mbarrier* dq_empty;    ///< [consumers], and has been read
-  Mbarrier* ds_full;     ///< lagged: [2], dS of both consumers is there
-  Mbarrier* ds_empty;    ///< lagged: [2], both are done with it
-  Mbarrier* mask_full;   ///< [most_mask_stages]: the mask is there, and `seen`
+  std::uint32_t*
+      kept;       ///< general: kept_stages x [kept_words, queries], one bit per key: dropout keeps the pair
+  float* lse;     ///< q_stages x [queries]
+  float* delta;   ///< d_o_stages x [queries]
+  float* offset;  ///< general: q_stages x [queries]
+  Mbarrier* q_full;      ///< [q_stages]: Q and the values of its rows have arrived
+  Mbarrier* d_o_full;    ///< [d_o_stages]: dO and delta have arrived
+  Mbarrier* q_empty;     ///< [q_stages]: all consumers have released the stage
+  Mbarrier* d_o_empty;   ///< [d_o_stages]
+  Mbarrier* keys_full;   ///< K and V have arrived
+  Mbarrier* dq_full;     ///< producer_adds_dq: [consumers], a consumer's dQ is stored
+  Mbarrier* dq_empty;    ///< [consumers]: the producer has read it
+  Mbarrier* ds_full;     ///< lagged: [2], dS of both consumers is stored
+  Mbarrier* ds_empty;    ///< lagged: [2], no product of either consumer reads it any more
+  Mbarrier* mask_full;   ///< [most_mask_stages]: the mask and `seen` have arrived
   Mbarrier* mask_empty;  ///< [most_mask_stages]
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
-  Mbarrier* job_full;    ///< persistent: [2], the job is known
-  Mbarrier* job_empty;   ///< persistent: [2], it is done
+  Mbarrier* job_full;    ///< persistent: [2], the job is published
+  Mbarrier* job_empty;   ///< persistent: [2], all roles have finished it
   Mbarrier* keys_empty;  ///< persistent: no product reads K and V of the job any more
   Words* words;
-  Step* steps;       ///< told: [q_stages], the tiles that Q is of
-  Visible* visible;  ///< told, not in step: [q_stages], what queries of these see
+  Step* steps;       ///< publishes_steps: [q_stages], the tile whose Q is in the stage
+  Visible* visible;  ///< publishes_steps, not in step: [q_stages], the keys that its queries see
   Job* jobs;         ///< persistent: [2]
 
-  /// `mask_bytes` and `seen_bytes` are of all stages.
+  /// `mask_bytes` and `seen_bytes` count all stages.
   __device__ Shared(std::byte* first, int mask_bytes, int seen_bytes)
       : k(first),
         v(k + c.k_bytes()),
@@ -100,8 +107,8 @@ struct Shared {
         d_o_empty(q_empty + c.q_stages),
         keys_full(d_o_empty + c.d_o_stages),
         dq_full(keys_full + 1),
-        dq_empty(dq_full + (c.stores_apart() ? 2 : 0)),
-        ds_full(dq_empty + (c.stores_apart() ? 2 : 0)),
+        dq_empty(dq_full + (c.producer_adds_dq() ? 2 : 0)),
+        ds_full(dq_empty + (c.producer_adds_dq() ? 2 : 0)),
         ds_empty(ds_full + (c.lagged() ? 2 : 0)),
         mask_full(ds_empty + (c.lagged() ? 2 : 0)),
         mask_empty(mask_full + c.most_mask_stages()),
@@ -115,8 +122,8 @@ struct Shared {
         visible(reinterpret_cast<Visible*>(steps + c.q_stages)),
         jobs(reinterpret_cast<Job*>(words + 1)) {}
 
-  /// `drawing_warps` fill `kept`.
-  __device__ void init_barriers(int drawing_warps) const {
+  /// `dropout_warps` warps fill `kept`.
+  __device__ void init_barriers(int dropout_warps) const {
     for (int n = 0; n < c.q_stages; ++n) {
       init_barrier(q_full + n, 1);
       init_barrier(q_empty + n, c.consumer_warps);
@@ -126,7 +133,7 @@ struct Shared {
       init_barrier(d_o_empty + n, c.consumer_warps);
     }
     init_barrier(keys_full, 1);
-    if constexpr (c.stores_apart()) {
+    if constexpr (c.producer_adds_dq()) {
       for (int n = 0; n < c.consumers; ++n) {
         init_barrier(dq_full + n, c.consumer_warps / c.consumers);
         init_barrier(dq_empty + n, 1);
@@ -144,14 +151,15 @@ struct Shared {
         init_barrier(mask_empty + n, c.consumer_warps);
       }
       for (int n = 0; n < 2; ++n) {
-        init_barrier(kept_full + n, drawing_warps);
+        init_barrier(kept_full + n, dropout_warps);
         init_barrier(kept_empty + n, c.consumer_warps);
       }
     }
     if constexpr (c.persistent) {
       for (int n = 0; n < 2; ++n) {
         init_barrier(job_full + n, 1);
-        init_barrier(job_empty + n, c.consumer_warps + c.consumers);  // and the threads that add dQ
+        init_barrier(job_empty + n,
+                     c.consumer_warps + c.consumers);  // consumer warps, and the threads that add dQ
       }
       init_barrier(keys_empty, c.consumer_warps);
     }
@@ -162,7 +170,7 @@ struct Shared {
   }
 };
 
-/// x = 64 rows of K or V times a consumer's rows of Q or dO, or x += these.
+/// Starts x = K·Qᵀ or V·dOᵀ of 64 keys and a consumer's queries, or x += that product if `adds`.
 template <typename T, Config c, int dims, bool adds = false>
 __device__ __forceinline__ void start_scores(float (&x)[c.own_queries() / 2], const std::byte* keys_smem,
                                              const std::byte* rows_smem, int consumer) {

@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-/// The last sequence that begins at or before a tile. Sequence n begins with tile start(n) / rows + n, so
-/// each has tiles of its own and nobody has to sum lengths up.
+/// The last sequence that starts at or before a tile. Sequence n starts with tile start(n) / rows + n, so
+/// that each has tiles of its own, without a sum over lengths.
 __device__ inline int sequence_of(const Starts& starts, int rows, std::int64_t tile) {
   std::int64_t low = 0, high = starts.sequences;
   while (high - low > 1) {
@@ -18,8 +18,8 @@ __device__ inline int sequence_of(const Starts& starts, int rows, std::int64_t t
 
 /// A batch entry or packed sequence.
 struct Entry {
-  int b;      ///< in lists of entries
-  int place;  ///< in tensors: 0 for packed sequences, whose rows are told apart by first_q and first_k
+  int b;      ///< index in the batch
+  int place;  ///< index in tensors: 0 for packed sequences, whose rows start at first_q and first_k
   int first_q, first_k;  ///< rows of its first query and key in tensors
   int length_q, length_k;
   int offset;  ///< query i stands at key i + offset
@@ -44,7 +44,7 @@ struct Entry {
     return entry;
   }
 
-  /// The first of its query tiles of a head, in the order of the workspace.
+  /// The workspace's number of the entry's first query tile of a head.
   template <int queries>
   __device__ std::int64_t first_tile(const Sizes& sizes, int tiles, int head_q) const {
     return sizes.packed ? std::int64_t{head_q} * tiles + first_q / queries + b
@@ -52,12 +52,12 @@ struct Entry {
   }
 };
 
-/// A query tile of the workspace, whose number is among those of all heads.
+/// A query tile, by its number in the workspace.
 template <int queries>
 struct QueryTile {
   Entry entry;
   int head_q;
-  int tile;  ///< of the entry
+  int tile;  ///< number in the entry
 
   __device__ QueryTile(const Sizes& sizes, int tiles, std::uint32_t number) {
     const auto of_head = static_cast<std::uint32_t>(tiles);  // 32 bits divide faster
@@ -69,19 +69,18 @@ struct QueryTile {
     if (sizes.packed) tile -= entry.first_q / queries + b;
   }
   __device__ int first_query() const { return tile * queries; }
-  /// Queries of the entry in the tile; tiles past its end have none, nor have those before the first
-  /// sequence.
+  /// Queries of the entry in the tile: 0 for tiles past its end and before the first sequence.
   __device__ int count() const { return tile < 0 ? 0 : max(0, min(queries, entry.length_q - first_query())); }
 };
 
-/// The keys of a CTA and the tiles of queries that see some of them.
+/// The keys of a CTA, and the tiles of queries that see any of them.
 struct Walk {
   Entry entry;
   int head_kv;
-  int first_key;  ///< in the entry
-  int key_count;  ///< that some query may see; the other keys of the CTA count as hidden
+  int first_key;  ///< index in the entry
+  int key_count;  ///< keys of the entry among the CTA's; the others are hidden
   int first_tile, end_tile;
-  std::int64_t position;  ///< of the first key, as queries count
+  std::int64_t position;  ///< the query that stands at the first key
 
   template <Config c>
   __device__ static Walk of(const Sizes& sizes, const Turns& turns, unsigned index) {
@@ -97,7 +96,7 @@ struct Walk {
     walk.entry = Entry::of(sizes, b);
     walk.head_kv = static_cast<int>(turn.head % heads);
     walk.first_key = tile * c.keys;
-    // Rows before the first sequence are nobody's.
+    // No sequence owns the rows before the first one.
     walk.key_count = tile < 0 ? 0 : max(0, min(c.keys, walk.entry.length_k - walk.first_key));
     walk.position = std::int64_t{walk.first_key} - walk.entry.offset;
     const std::int64_t first = max(std::int64_t{0}, walk.position - sizes.right);
@@ -109,21 +108,21 @@ struct Walk {
     return walk;
   }
 
-  /// Keys of the tensor that the CTA writes: those past a key length are its own, those of another sequence
-  /// not.
+  /// Number of rows of dK and dV that the CTA writes: including those past a key length, but not those of
+  /// another sequence.
   template <Config c>
   __device__ int written(const Sizes& sizes) const {
     return sizes.packed ? key_count : min(c.keys, sizes.length_k - first_key);
   }
 
-  /// How many CTAs with keys before these meet a tile of queries: those from the first on that its first
-  /// query sees.
+  /// The number of CTAs with earlier keys that compute a tile of queries: those from the first key that the
+  /// tile's first query sees.
   template <Config c>
   __device__ std::uint32_t rank(const Sizes& sizes, int tile) const {
     const std::int64_t lowest = std::int64_t{tile} * c.queries + entry.offset - sizes.left;
     return static_cast<std::uint32_t>(first_key / c.keys - max(std::int64_t{0}, lowest) / c.keys);
   }
-  /// The same of CTAs whose block of keys the tile sees.
+  /// The same, counting only CTAs whose key block the tile sees.
   template <Config c>
   __device__ std::uint32_t listed_rank(const Sizes& sizes, const BlockLists& blocks, int head_q,
                                        int tile) const {
@@ -149,7 +148,7 @@ struct Walk {
   }
 };
 
-/// Query r of a tile sees keys r + low up to, not including, r + high of the CTA's.
+/// Query r of a tile sees the CTA's keys [r + low, r + high).
 struct Visible {
   int low, high;
   bool all;  ///< every query sees every key
@@ -158,10 +157,10 @@ struct Visible {
   __device__ static Visible of(const Sizes& sizes, const Walk& walk, int tile) {
     return of<c>(sizes, walk, tile, walk.key_count == c.keys);
   }
-  /// `whole`: the CTA has as many keys as a tile.
+  /// `whole`: all keys of the CTA are the entry's.
   template <Config c>
   __device__ static Visible of(const Sizes& sizes, const Walk& walk, int tile, bool whole) {
-    constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
+    constexpr std::int64_t far = 1 << 20;  // larger than any tile, and small enough that sums do not overflow
     const std::int64_t at = std::int64_t{tile} * c.queries - walk.position;
     const auto low = static_cast<int>(max(-far, min(far, at - sizes.left)));
     const auto high = static_cast<int>(max(-far, min(far, at + sizes.right + 1)));

@@ -11,7 +11,7 @@ namespace tilewise::cuda::wgmma {
 
 inline constexpr int combine_warps = 4;
 
-/// Combines the splits of a row. A warp has a row; lane n has the LSE of split n.
+/// Combines the splits of a row. One warp per row; lane n has the LSE of split n.
 template <typename T>
 __global__ void __launch_bounds__(combine_warps * 32)
     combine_splits_kernel(const __grid_constant__ ForwardArguments arguments, int heads_q,
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(combine_warps * 32)
   const std::int64_t s = row % head_rows;
   const std::int64_t h = row / head_rows % heads_q;
   const std::int64_t b = row / head_rows / heads_q;
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
 
   const float own = lane < decode.splits
                         ? reinterpret_cast<const float*>(decode.lse.data)[lane * decode.rows + row]
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(combine_warps * 32)
 #pragma unroll 4
     for (int n = 0; n < decode.splits; ++n) {
       const float own_factor = __shfl_sync(~0u, factor, n);
-      // A split that saw no key has written nothing.
+      // A split without keys has written no partial O.
       if (own_factor > 0 && inside)
         value = fmaf(own_factor, o[n * decode.rows * decode.o.stride_s + d], value);
     }

@@ -9,24 +9,25 @@
 namespace tilewise::cuda::wgmma {
 namespace {
 
-constexpr std::int64_t rows_a_tile = DecodeForward::rows[0].rows();
+constexpr std::int64_t rows_per_tile = DecodeForward::rows[0].rows();
 
-std::int64_t tiles_of(std::int64_t rows) { return (rows + rows_a_tile - 1) / rows_a_tile; }
+std::int64_t tiles_of(std::int64_t rows) { return (rows + rows_per_tile - 1) / rows_per_tile; }
 
-/// Heads are packed if that fills tiles better by at least a fifth.
+/// log2 of the number of heads to pack. Heads are packed if that fills tiles better by at least a fifth.
 int packed_heads_log2(const AttentionProblem& problem) {
   const std::int64_t heads = packed_heads(problem);
   const bool fuller = 6 * tiles_of(problem.length_q * heads) <= 5 * tiles_of(problem.length_q) * heads;
   return fuller ? std::countr_zero(static_cast<std::uint64_t>(heads)) : 0;
 }
 
-/// The row for these head dims.
+/// The row of DecodeForward for the problem's head dims.
 int decode_row_of(const AttentionProblem& problem) {
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   return first_row<DecodeForward>([&](const ForwardConfig& c) { return c.dim >= dim; });
 }
 
-/// How a call is cut, if that takes less than `time_alone`, the time of the other kernels.
+/// The decode plan of a call; without splits, unless it takes less than `time_alone`, the time of the other
+/// kernels.
 DecodePlan decode_plan(const AttentionCall& call, int multiprocessors, double time_alone) {
   const AttentionProblem& problem = call.problem;
   if (std::max(problem.dim_qk, problem.dim_v) > most_dim_of_decode || masked(call)) return {};
@@ -43,10 +44,10 @@ DecodePlan decode_plan(const AttentionCall& call, int multiprocessors, double ti
   double least = 0;
   for (int splits = 1; splits <= std::min(most_splits, std::max(1, key_tiles)); ++splits) {
     const int rounds = (whole.total() * splits + multiprocessors - 1) / multiprocessors;
-    const double joining = splits > 1 ? static_cast<double>(combine_time) + splits * row_time : 0.0;
+    const double combining = splits > 1 ? static_cast<double>(combine_time) + splits * row_time : 0.0;
     const int most_tiles = (key_tiles + splits - 1) / splits;
     const double time =
-        rounds * static_cast<double>(c.even.start + c.even.step * static_cast<float>(most_tiles)) + joining;
+        rounds * static_cast<double>(c.even.start + c.even.step * static_cast<float>(most_tiles)) + combining;
     if (plan.splits == 0 || time < least) {
       least = time;
       plan.splits = splits;
@@ -56,7 +57,7 @@ DecodePlan decode_plan(const AttentionCall& call, int multiprocessors, double ti
   return plan;
 }
 
-/// Results in f32, which pieces ask for, are those of splits: two at the least.
+/// A plan with at least two splits, for pieces with f32 results: only partial results of splits are f32.
 DecodePlan plan_of_piece(const AttentionCall& call, int multiprocessors) {
   const DecodePlan plan = decode_plan(call, multiprocessors, std::numeric_limits<double>::infinity());
   return plan.splits > 1 ? plan : DecodePlan{.heads_log2 = packed_heads_log2(call.problem), .splits = 2};
@@ -96,7 +97,7 @@ Choice choose_anew(const AttentionCall& call, int multiprocessors) {
                                   : choose_in<Forward>(call, multiprocessors);
 }
 
-/// What a choice depends on.
+/// Everything that a choice depends on.
 struct Asked {
   AttentionProblem problem;
   std::int64_t left = 0, right = 0;  ///< of the band
@@ -109,8 +110,8 @@ struct Asked {
 
 }  // namespace
 
-// Calls that keep no plan, such as those from Python, are often the same as the one before. Comparing takes
-// 260 instructions, choosing 1700 to 2100 more.
+// Calls without a plan, such as those from Python, are often the same as the previous one. Comparing takes
+// 260 instructions; choosing takes 1700 to 2100 more.
 Choice choose(const AttentionCall& call, int multiprocessors) {
   struct Last {
     Asked asked;

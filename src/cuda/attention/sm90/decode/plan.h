@@ -6,20 +6,20 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// How a decoding call is cut: packed GQA and split-KV.
+/// How the work of a decoding call is split: packed GQA and split-KV.
 struct DecodePlan {
   int heads_log2 = 0;  ///< of packed heads: they share a KV head, and their queries are rows of one tile
-  int splits = 0;      ///< of the keys of a Q tile; 0: the call takes the other kernels
+  int splits = 0;      ///< splits of the keys of a Q tile; 0: another kernel computes the call
 };
 
-/// How many heads that share a KV head can be packed into one tile: a power of two, or 1 where each head has
-/// something of its own, such as an ALiBi slope.
+/// The number of heads that share a KV head and can be packed into one tile: a power of two, or 1 where heads
+/// differ in more than their queries, such as in an ALiBi slope.
 std::int64_t packed_heads(const AttentionProblem& problem);
 
-/// Where the partial results of splits are in the workspace: behind the word of the tile counter.
+/// The partial results of splits in the workspace, behind the word of the tile counter.
 struct SplitSpace {
   static constexpr std::size_t counter_bytes = 64;
-  std::int64_t rows = 0;  ///< of all heads
+  std::int64_t rows = 0;  ///< query rows of all heads
   std::int64_t row_floats = 0;
   int splits = 0;
 

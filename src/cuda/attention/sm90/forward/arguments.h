@@ -71,15 +71,15 @@ struct BandOfKeys {
   }
 };
 
-/// From which CTAs draw tile indices, where a CTA that is done takes the next tile: a word of the workspace,
-/// and a number that no other launch has.
+/// The counter from which CTAs draw tile indices, if tiles are scheduled dynamically: a word of the
+/// workspace, and a number that no other launch has.
 struct TileCounter {
   unsigned long long* word = nullptr;
   std::uint32_t owner = 0;
 };
 
 /// The part of Q·Kᵀ that tensor cores truncate where other units round: on average 1.5e-8 of it for each step
-/// of 16 dims (docs/wgmma.md). It matters for LSE alone, which is in f32, and for long sums.
+/// of 16 dims (docs/wgmma.md). It matters only for LSE, which is in f32, and for long sums.
 inline double cut_off(const AttentionCall& call) {
   const std::int64_t steps = (call.problem.dim_qk + 15) / 16;
   return steps > 8 ? 1.5e-8 * static_cast<double>(steps + 1) : 0.0;
@@ -147,16 +147,17 @@ struct DecodeArguments {
 struct MaskArguments {
   enum class Kind : std::uint8_t { none, boolean, half, single };
   Kind kind = Kind::none;
-  int bytes_log2 = 0;     ///< of an element
+  int bytes_log2 = 0;     ///< log2 of an element's bytes
   float score_scale = 1;  ///< with an additive mask, whose sum with S is in natural units
-  int rows = 64;          ///< of a box; 8, the period of the swizzle, if all queries share a row of the mask
+  int rows = 64;          ///< rows of a box: 8, the swizzle's period, if all queries share a row of the mask
   DropoutMask dropout;
 
   static int rows_of(const AttentionCall& call) { return call.mask.stride[2] == 0 ? 8 : 64; }
   static MaskArguments of(const AttentionCall& call) {
     const AttentionFeatures& features = call.problem.features;
     MaskArguments found{.dropout = call.dropout};
-    if (features.mask != MaskKind::none) found.rows = rows_of(call);  // else those of block masks
+    if (features.mask != MaskKind::none)
+      found.rows = rows_of(call);  // otherwise 64, for tiles of block masks
     if (features.mask == MaskKind::boolean) found.kind = Kind::boolean;
     if (features.mask == MaskKind::additive) {
       found.kind = call.mask.dtype == DType::f32 ? Kind::single : Kind::half;
@@ -174,13 +175,14 @@ struct OddMask {
   std::uintptr_t data = 0;                                ///< 0: there is none
   std::int64_t stride_b = 0, stride_h = 0, stride_s = 0;  ///< in bytes
   std::uintptr_t first = 0, last = 0;                     ///< all of it is in [first, last)
-  int rows = 64;                                          ///< of a tile; 1 if all queries share a row
+  int rows = 64;                                          ///< rows of a tile; 1 if all queries share a row
   bool one_key = false;                                   ///< all keys share an element
 
   constexpr std::uintptr_t address(int b, int h, int row) const {
     return data + static_cast<std::uintptr_t>(b * stride_b + h * stride_h + row * stride_s);
   }
-  /// How many bytes after the beginning of its place a row begins. 32 bits are enough for that.
+  /// The number of bytes between a row's place in the stage and its first element. 32 bits are enough for
+  /// that.
   constexpr std::uint32_t shift(int b, int h, int row) const {
     const auto times = [](int n, std::int64_t stride) {
       return static_cast<std::uint32_t>(n) * static_cast<std::uint32_t>(stride);
@@ -214,11 +216,12 @@ struct OddMask {
 /// A block mask. Its Q tiles are inside one row of query blocks and its K tiles inside one key block.
 struct BlockArguments {
   BlockView view;
-  int queries = 1;     ///< of a query block
+  int queries = 1;     ///< queries of a query block
   int tiles = 1;       ///< K tiles of a key block
-  int key_blocks = 0;  ///< of the mask
-  bool tiled =
-      false;  ///< what is visible in the blocks of `view.indices` is in tiles, which have a tensor map
+  int key_blocks = 0;  ///< key blocks of the mask
+  /// Whether the blocks of `view.indices` have tiles that say which pairs are visible; these have a tensor
+  /// map.
+  bool tiled = false;
 
   static BlockArguments of(const AttentionCall& call, int keys) {
     const BlockView& view = call.blocks;
@@ -230,17 +233,17 @@ struct BlockArguments {
   }
 };
 
-/// The kernel's parameters, beside the tensor maps.
+/// The kernel's parameters, except the tensor maps.
 struct ForwardArguments {
   Schedule schedule;
   TileCounter counter;
   BandOfKeys band;
   int heads = 0;  ///< of Q, a packed group counting as one
-  int group = 1;  ///< such heads for each KV head
+  int group = 1;  ///< such heads per KV head
   int dim_v = 0;
   float scale_log2 = 1;  ///< scale · log2 e
   LseScale scale_lse;
-  bool aligned_o = false;  ///< rows of O begin at multiples of 16 bytes
+  bool aligned_o = false;  ///< rows of O start at multiples of 16 bytes
   bool mapped_o = false;   ///< O has a tensor map
   Rows o, lse;
   GeneralArguments general;
@@ -248,18 +251,20 @@ struct ForwardArguments {
   MaskArguments mask;
   BlockArguments blocks;
 };
-/// And those of the rows that are `combined`.
+/// The parameters of rows that are `combined`.
 struct CombinedArguments : ForwardArguments {
   OddMask odd;
 };
 template <bool combined>
 using ArgumentsOf = std::conditional_t<combined, CombinedArguments, ForwardArguments>;
 
-/// Boxes of a panel: 64 rows of Q, a tile's rows of K and V, a warp's 16 rows of O.
+/// Tensor maps. A box is a panel of 64 columns: 64 rows of Q, a tile's rows of K and V, a warp's 16 rows of
+/// O.
 struct ForwardMaps {
   CUtensorMap q, k, v, o;
 };
-/// And of the mask, or of a block mask's tiles: 64 or 8 rows, with up to 128 bytes of a tile's keys.
+/// Also that of the mask or of a block mask's tiles: boxes of 64 or 8 rows, with up to 128 bytes of a tile's
+/// keys.
 struct MaskedMaps : ForwardMaps {
   CUtensorMap mask;
 };

@@ -19,13 +19,12 @@ inline bool general(const AttentionCall& call) {
          features.logit_scale;
 }
 
-/// Whether it has a mask or dropout, which have kernels of their own.
+/// Whether the call has a mask or dropout, which have kernels of their own.
 inline bool masked(const AttentionCall& call) {
   return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
 }
 
-/// Whether it has a mask or dropout that the kernels of these alone do not take, but those of
-/// CombinedForward.
+/// Whether the call has a mask or dropout that needs CombinedForward, because MaskedForward does not take it.
 inline bool combined(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (features.block_mask || (features.mask == MaskKind::none && !features.dropout)) return false;
@@ -34,10 +33,10 @@ inline bool combined(const AttentionProblem& problem) {
          std::max(problem.dim_qk, problem.dim_v) > most_dim_with_mask;
 }
 
-/// Whether a block mask lists the keys; it has kernels of its own, too.
+/// Whether a block mask lists the keys, for which there are kernels, too.
 inline bool listed(const AttentionCall& call) { return call.problem.features.block_mask; }
 
-/// Whether such a call has other features than scale, causal and window as well.
+/// Whether such a call also has other features than scale, causal and window.
 inline bool listed_with_more(const AttentionCall& call) {
   return listed(call) && (general(call) || call.problem.features.dropout);
 }
@@ -58,8 +57,8 @@ inline bool grows(const AttentionCall& call) {
   return call.band.left >= Band::unbounded && call.band.right < Band::unbounded;
 }
 
-/// Whether the last of a few Q tiles is mostly padding. With static striding the same CTAs would get all of
-/// these.
+/// Whether the last of a few Q tiles is mostly padding. With static striding the same CTAs would get all such
+/// tiles.
 inline bool short_last_tile(std::int64_t length_q, int queries) {
   constexpr std::int64_t few_tiles = 8;
   const std::int64_t last = length_q % queries;
@@ -71,7 +70,7 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   const AttentionProblem& problem = call.problem;
   const auto heads = static_cast<int>(problem.heads_q) >> plan.heads_log2;
   const auto batch = static_cast<int>(problem.batch);
-  const int queries = c.rows() >> plan.heads_log2;  // of a tile
+  const int queries = c.rows() >> plan.heads_log2;  // queries per tile
   if (call.packed()) {
     return Schedule::of(multiprocessors, heads,
                         packed_tiles(static_cast<int>(call.total_q), batch, queries) * plan.splits, heads);
@@ -94,10 +93,11 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   return Schedule::of(multiprocessors, batch * heads, tiles, section, uneven(call));
 }
 
-// Rows are template parameters in what follows. Divisions by their numbers take a third of the time then, and
-// a call makes a hundred of them.
+// Rows are template parameters below: divisions by their constants then take a third of the time, and a call
+// makes a hundred of them.
 
-/// How many K tiles a tile of `queries` sees on average; all entries count as the longest.
+/// The number of K tiles that a tile of `queries` sees on average. All entries count as having the longest
+/// length.
 template <int queries, int keys>
 float mean_key_tiles(const BandOfKeys& band) {
   constexpr int most_samples = 16;
@@ -110,7 +110,8 @@ float mean_key_tiles(const BandOfKeys& band) {
   }
   return static_cast<float>(sum) / static_cast<float>(samples);
 }
-/// How many the last Q tile sees. If each query sees more keys than the one before, these are the most.
+/// The number of K tiles that the last Q tile sees: the most, if each query sees more keys than the one
+/// before.
 template <int queries, int keys>
 float last_key_tiles(const BandOfKeys& band) {
   return static_cast<float>(band.tiles(std::max(0, band.length_q - queries), band.length_q, keys).count());
@@ -134,7 +135,7 @@ double time_of(const AttentionCall& call, int multiprocessors) {
   if (!uneven(call)) {
     double rounds = schedule.rounds();
     if (schedule.counted()) {
-      // A tile that lacks queries takes less time, but saves only about half of what it lacks.
+      // A partly filled tile takes less time, but saves only about half of its missing share.
       const double filled = static_cast<double>(band.length_q) / (schedule.tiles * c.rows());
       rounds = (0.5 + 0.5 * filled) * schedule.total() / schedule.blocks;
     }
@@ -173,7 +174,7 @@ ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
   return {chosen, times[chosen]};
 }
 
-/// How a call is computed: by a row of a table. It is a row of DecodeForward if the plan has splits.
+/// The row of a table that computes a call: of DecodeForward if the plan has splits.
 struct Choice {
   DecodePlan decode;
   int row = 0;

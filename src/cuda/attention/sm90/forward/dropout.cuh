@@ -6,7 +6,8 @@ namespace tilewise::cuda::wgmma {
 
 // Which elements of P dropout keeps. A Philox draw covers four keys of a query. Two neighbouring lanes hold
 // two of these keys each, for two rows: each lane draws for one of the rows, and they exchange halves.
-// (draw_four() of common/dropout.cuh is the same draw; by way of it these kernels are scheduled otherwise.)
+// (draw_four() of common/dropout.cuh is the same draw, but with it the compiler schedules these kernels
+// differently.)
 
 /// Bit 2j + e of word h is for element 4j + 2h + e of P.
 using KeptScores = std::uint32_t[2];
@@ -20,10 +21,10 @@ __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& o
   const auto lane = static_cast<std::uint32_t>(lane_now());
   const bool odd = lane % 2 != 0;
   const auto own_row = static_cast<std::uint32_t>(odd ? row + 8 : row);
-  std::uint32_t low = 0;  // for the even lane's two keys of four
-  std::uint32_t high = 0;
-  // Draws at a time. To unroll all of 128 keys would take registers that S and O need. For 64 keys there are
-  // enough, and a loop takes 1 to 3 % longer, unless O takes 128.
+  std::uint32_t low = 0;   // bits of the even lane's two keys of four
+  std::uint32_t high = 0;  // bits of the odd lane's
+  // Draws per iteration. Unrolling all of 128 keys would take registers that S and O need. For 64 keys there
+  // are enough, and a loop takes 1 to 3 % longer, unless O takes 128 registers.
   constexpr int together = c.keys > 64 ? 4 : c.dim_v > 128 ? 2 : c.keys / 8;
 #pragma unroll 1
   for (int j = 0; j < c.keys / 8; j += together) {

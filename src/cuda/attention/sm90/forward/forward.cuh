@@ -162,7 +162,7 @@ struct Consumer {
             .split = c.decode ? published.more - 1 : 0};
   }
   __device__ __forceinline__ void release_item(Ring<c.work_stages>& at) {
-    __syncwarp();  // all lanes have read it
+    __syncwarp();  // all lanes have read the item
     release(&barriers.work_empty[at.stage()]);
     at.advance();
   }
@@ -178,11 +178,11 @@ struct Consumer {
         release_queries();
         skip(tiles);
       }
-      write_unseen<c>(arguments, rows_of(item));
+      write_empty_rows<c>(arguments, rows_of(item));
       release_item(item);
     }
   }
-  /// Whether the V tiles before the first one seen may be released after the first P is there. At most
+  /// Whether the V tiles before the first one seen may be released after the first P is computed. At most
   /// `stages` V tiles may be released late; more would deadlock the other consumers.
   static __device__ __forceinline__ bool may_release_late(int tiles) { return tiles <= c.stages; }
   __device__ __forceinline__ void start_first_scores() {
@@ -192,12 +192,12 @@ struct Consumer {
     start_scores_of_next_keys();
   }
 
-  /// To be called as soon as S of K tile n is there.
+  /// Called as soon as S of K tile n is complete: releases the K tile.
   __device__ __forceinline__ void take_scores(const Work& at, int n) {
     pin(s);
     if constexpr (c.blocks) {
       listed = barriers.listed[k.stage()];
-      __syncwarp();  // all lanes have read it
+      __syncwarp();  // all lanes have read it before the stage is released
     }
     release_keys();
     if (c.scarce_queries() && n == at.seen.first) release_queries();
@@ -235,7 +235,7 @@ struct Consumer {
           }
         }
       }
-      __syncwarp();  // all lanes have read it
+      __syncwarp();  // all lanes have read the mask's stage
       release(&barriers.mask_empty[index][mask.stage()]);
       mask.advance_by(has_odd_mask<c>(arguments) ? odd_tile_stages<c>(arguments.mask.bytes_log2)
                                                  : 1 << arguments.mask.bytes_log2);
@@ -266,7 +266,7 @@ struct Consumer {
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
 
-  /// The same where a mask may come beside softcap and ALiBi, after which it is applied.
+  /// The same where a mask may come together with softcap and ALiBi, after which it is applied.
   __device__ __forceinline__ void finish_general_scores(int n) {
     if constexpr (c.blocks) n = listed / 2;
     const int lane = lane_now();
@@ -305,7 +305,7 @@ struct Consumer {
     }
   }
 
-  /// The same for the V of K tile n, the next to be multiplied, if it has such rows.
+  /// The same for V of K tile n, which is the next to be multiplied, if it has such rows.
   __device__ __forceinline__ void clear_values_behind_last_key(int n) {
     const int keys = band_of(item).length_k - n * c.keys;
     if (keys < c.keys) clear_values_behind(keys);
@@ -317,7 +317,8 @@ struct Consumer {
     return c.trims && arguments.band.length_k - n * c.keys <= 16 && n >= at.whole.first;
   }
 
-  /// Rounds P for the product with V. The row sums have P already, dropout applies to the product alone.
+  /// Rounds P for the product with V. The row sums include P before dropout, which applies to the product
+  /// only.
   __device__ __forceinline__ void round_p_for_product() {
     if constexpr (c.drops) {
       if (drops()) drop<c>(s, kept);
@@ -342,7 +343,7 @@ struct Consumer {
     softmax.set_limits();
   }
 
-  /// P of the item's first K tile, whose S is there.
+  /// Computes P of the item's first K tile, whose S is complete.
   __device__ __forceinline__ void exponentiate_first(const Work& at) {
     take_scores(at, at.seen.last - 1);
     draw(c.blocks ? listed / 2 : at.seen.last - 1);
@@ -364,7 +365,7 @@ struct Consumer {
     arrive_for_sync(consumer_barrier(index == 0 ? c.consumers - 1 : index - 1));
   }
 
-  /// The loop over K tiles. It ends when the last P is there; its product with V is still to be started.
+  /// The loop over K tiles. It ends when the last P is computed; its product with V is still to be started.
   __device__ __forceinline__ void walk(const Work& at) {
     int ordered = 0;  // tiles below it are started one consumer after another
     if constexpr (c.ordered) ordered = at.seen.first + barriers.steps[item.stage()];
@@ -384,13 +385,13 @@ struct Consumer {
       } else {
         draw(n);
       }
-      wait_products<1>();  // S is here
+      wait_products<1>();  // S is complete
       take_scores(at, n);
       finish_scores(at, n);
       const bool raised = softmax.raise_maxima(s);
       softmax.exponentiate(s);
       pin(s);
-      wait_products<0>();  // O is here, and P is free
+      wait_products<0>();  // O is complete, and P may be overwritten
       pin(o);
       release_values();
       if (raised) softmax.rescale(o);
@@ -515,13 +516,14 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
   // ptxas places the else branch first, near the kernel's beginning, where instructions are fetched soonest.
-  // The loaders are there because the CTA's first copies are theirs. They give registers away before the CTA
-  // meets, so that no consumer waits for them.
+  // The loaders are in it because they issue the CTA's first copies. They give up registers before the CTA's
+  // barrier, so that no consumer waits for them.
   if (this_warp() >= 4) {
     if (this_warp() == 4 && elected()) prefetch_map(maps.k);
     if (this_warp() == 5 && elected()) prefetch_map(maps.q);
     barriers.init(this_warp());
-    meet_loaders<c.threads()>();  // mbarriers and the first work item are there; the last CTA-wide barrier
+    // Mbarriers and the first work item are ready. This is the last barrier of the whole CTA.
+    meet_loaders<c.threads()>();
     take_registers<c.consumer_registers()>();
     const int warp = this_warp();
     Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);

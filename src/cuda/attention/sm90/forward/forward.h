@@ -6,7 +6,7 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// The kernels of a storage type, by a row of their table. Each is compiled in a file of its own.
+/// Each runs the kernel of a row of its table, for a storage type. Each is compiled in a file of its own.
 template <typename T>
 void forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>

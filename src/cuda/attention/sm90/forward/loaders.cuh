@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_queries_of_item(const ForwardArguments& arg
 /// Finds the CTA's first item, in the warp that loads K. False if nothing is to be loaded for it.
 template <ForwardConfig c>
 __device__ __forceinline__ bool find_first_item(const ForwardArguments& arguments, WorkItem& item) {
-  if (c.general || c.blocks) return false;  // entries and lists are read from memory, by the scheduler alone
+  if (c.general || c.blocks) return false;  // only the scheduler reads entries and lists from memory
   if (!find_item<c>(arguments, static_cast<int>(blockIdx.x), item)) return false;
   item.loaded = key_tiles_of<c>(arguments, item);
   return item.loaded.count() > 0;

@@ -9,10 +9,10 @@
 
 namespace tilewise::cuda::wgmma {
 
-// A mask's elements for 64 queries and a K tile are loaded as Q, K and V are: by TMA, in swizzled boxes with
-// up to 128 bytes of each row, into stages of the consumer's own. A tile of booleans takes one of four
-// stages, one of 16-bit elements two, one of f32 all four. If all queries share a row of the mask, eight
-// copies of it are loaded, and every eight queries read these.
+// The mask for 64 queries and a K tile is loaded as Q, K and V are: by TMA, in swizzled boxes with up to 128
+// bytes of each row, into stages that each consumer has for itself. A tile of booleans takes one of four
+// stages, a tile of 16-bit elements two, a tile of f32 all four. If all queries share a row of the mask,
+// eight copies of the row are loaded, and every eight queries read these.
 
 constexpr int mask_row_bytes(const ForwardConfig& c, int bytes_log2) {
   return std::min(128, c.keys << bytes_log2);

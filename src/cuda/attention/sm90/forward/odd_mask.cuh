@@ -5,11 +5,12 @@
 
 namespace tilewise::cuda::wgmma {
 
-// Masks whose rows begin anywhere, as those of 197 keys do, which TMA cannot copy in boxes. Each row of a
-// tile is a copy of its own instead: all chunks of 16 bytes that hold some of it, so that it begins up to 15
-// bytes after its place in the stage. Consumers know by how many from its address, and load one element at a
-// time. Copies do not read outside the mask: what is left of a chunk at either end of it is copied by loads
-// and stores. A mask with one element for all keys is written to its rows by stores alone.
+// Masks whose rows do not start at multiples of 16 bytes, such as those of 197 keys, which TMA cannot copy in
+// boxes. Instead each row of a tile is a bulk copy: all chunks of 16 bytes that overlap the row, which
+// therefore starts up to 15 bytes after its place in the stage. Consumers compute this shift from the row's
+// address, and load one element at a time. Copies do not read outside the mask: the parts of chunks at both
+// of its ends are copied by loads and stores. A mask with one element for all keys is written by stores
+// alone.
 
 template <ForwardConfig c>
 __device__ __forceinline__ bool has_odd_mask(const ArgumentsOf<c.combined()>& arguments) {
@@ -17,15 +18,15 @@ __device__ __forceinline__ bool has_odd_mask(const ArgumentsOf<c.combined()>& ar
   return false;
 }
 
-/// Bytes from one row of a tile to the next.
+/// Distance in bytes from one row of a tile to the next.
 constexpr int odd_row_bytes(const ForwardConfig& c, int bytes_log2) { return (c.keys << bytes_log2) + 16; }
-/// Stages that a tile takes: twice as many as in boxes, or all, behind which there is room for the rest.
+/// Stages that a tile takes: twice as many as in boxes, or all of them, which have extra room behind them.
 template <ForwardConfig c>
 constexpr int odd_tile_stages(int bytes_log2) {
   return std::min(c.mask_stages, 2 << bytes_log2);
 }
 
-/// Copies what the asynchronous copy of a row leaves out. Returns whether that was anything.
+/// Copies the bytes of a row that the asynchronous copy leaves out. Returns whether there were any.
 __device__ __forceinline__ bool copy_ends(std::byte* row_smem, const OddRow& row) {
   const auto* row_gmem = reinterpret_cast<const std::byte*>(row.place);
 #pragma unroll 1
@@ -35,7 +36,7 @@ __device__ __forceinline__ bool copy_ends(std::byte* row_smem, const OddRow& row
   return row.begin < row.from || row.to < row.end;
 }
 
-/// Loads tiles of such a mask; a whole warp.
+/// Loads tiles of such a mask. Called by a whole warp.
 template <ForwardConfig c>
 struct OddMaskLoader {
   const CombinedArguments& arguments;
@@ -62,7 +63,7 @@ struct OddMaskLoader {
     const int bytes = min(c.keys, arguments.band.length_k - key) << bytes_log2;
     wait(&shared.barriers().mask_empty[consumer][ring.stage()], ring.parity() ^ 1);
     const auto row_smem = [&](int row) { return tile_smem + row * odd_row_bytes(c, bytes_log2); };
-    int sum = 0;  // of bytes that copies bring
+    int sum = 0;  // bytes that asynchronous copies load
 #pragma unroll 1
     for (int row = lane_now(); row < rows; row += 32) {
       std::byte* const row_smem = tile_smem + row * odd_row_bytes(c, bytes_log2);
@@ -75,14 +76,15 @@ struct OddMaskLoader {
     }
     sum = __reduce_add_sync(~0u, sum);
     __syncwarp();  // stores of all lanes come before the arrival
-    // The barrier's phase cannot end before this, even if all bytes are there already.
+    // The barrier's phase cannot complete before this arrival, even if all bytes have arrived already.
     if (lane_now() == 0) arrive_expecting(full, sum);
     ring.advance_by(odd_tile_stages<c>(bytes_log2));
   }
 
-  /// Returns how many bytes arrive at `full`.
+  /// Returns the number of bytes that will arrive at `full`.
   static __device__ __forceinline__ int copy_row(std::byte* row_smem, const OddRow& row, Mbarrier* full) {
-    if (copy_ends(row_smem, row)) fence_async_proxy();  // copies of later tiles write the same places
+    if (copy_ends(row_smem, row))
+      fence_async_proxy();  // later tiles' asynchronous copies overwrite these stores
     if (row.from == row.to) return 0;
     copy_bytes(row_smem + row.from, reinterpret_cast<const void*>(row.place + row.from), row.to - row.from,
                full);
@@ -102,7 +104,7 @@ struct OddMaskLoader {
   }
 };
 
-/// Loads V and, before it, such a mask. As load_tiles() does, but by a whole warp.
+/// Loads such a mask and V of all items, like load_tiles() but with a whole warp.
 template <ForwardConfig c>
 __device__ __forceinline__ void load_values_and_odd_mask(const CombinedArguments& arguments,
                                                          const CUtensorMap& map,
@@ -114,7 +116,7 @@ __device__ __forceinline__ void load_values_and_odd_mask(const CombinedArguments
 #pragma unroll 1
   for (bool more = true; more; items.advance()) {
     wait(&barriers.work_full[items.stage()], items.parity());
-    const WorkItem& item = barriers.items[items.stage()];  // read where needed: registers are few
+    const WorkItem& item = barriers.items[items.stage()];  // read where needed: registers are short
 #pragma unroll 1
     for (int n = item.loaded.last - 1; n >= item.loaded.first; --n) {
       wait(&barriers.first_keys_full, 0);  // the CTA's first K tile is needed before its first V
@@ -145,8 +147,8 @@ __device__ __forceinline__ void add_odd_mask(Scores<c>& s, const CombinedArgumen
   std::uint32_t own[2];  // the lane's first element of both rows
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int there = mask.rows == 1 ? 0 : row + 8 * half;
-    own[half] = tile_smem + there * odd_row_bytes(c, bytes_log2) +
+    const int tile_row = mask.rows == 1 ? 0 : row + 8 * half;
+    own[half] = tile_smem + tile_row * odd_row_bytes(c, bytes_log2) +
                 mask.shift(item.b, item.h, first + row + 8 * half) + column;
   }
   const auto each = [&](const auto& body) {

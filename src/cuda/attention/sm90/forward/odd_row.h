@@ -5,14 +5,13 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// A row of a mask's tile: bytes [begin, end) from the chunk of 16 bytes at `place` on, which is an address
-/// in global memory. Of these, an asynchronous copy brings the chunks [from, to), none of which reaches
-/// outside the mask.
+/// A row of a mask's tile in global memory: bytes [begin, end), counted from `place`, the start of a 16-byte
+/// chunk. An asynchronous copy loads the bytes [from, to), whole chunks that lie inside the mask.
 struct OddRow {
   std::uintptr_t place;
   int begin, end, from, to;
 
-  /// Of a row of so many bytes at `address`, where the mask lies in [first, last).
+  /// The row of `bytes` bytes at `address`, of a mask in [first, last).
   constexpr OddRow(std::uintptr_t first, std::uintptr_t last, std::uintptr_t address, int bytes)
       : place(address / 16 * 16),
         begin(static_cast<int>(address % 16)),

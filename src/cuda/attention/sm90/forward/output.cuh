@@ -10,12 +10,12 @@ namespace tilewise::cuda::wgmma {
 /// A warp's 16 of a consumer's 64 rows.
 struct WarpRows {
   int b, h;
-  int first;       ///< among the entry's rows
-  int count;       ///< of rows that exist, up to 16
+  int first;       ///< first row, among the entry's
+  int count;       ///< rows that exist, up to 16
   float sink;      ///< −inf if there is none
-  int row_q;       ///< where the entry's rows begin in the tensors
-  int heads_log2;  ///< of packed heads
-  int split;       ///< its number
+  int row_q;       ///< first row of the entry in the tensors
+  int heads_log2;  ///< log2 of the number of packed heads
+  int split;       ///< number of the split
 
   /// Head and query of a row.
   __device__ int head(int row) const { return (h << heads_log2) + ((first + row) & ((1 << heads_log2) - 1)); }
@@ -28,7 +28,7 @@ struct WarpRows {
       *reinterpret_cast<float*>(arguments.lse.at(b, head(row), query(row))) = lse;
     }
   }
-  /// Where a split's partial O and LSE go.
+  /// A row of the split's partial O.
   __device__ float* row_of_split(const DecodeArguments& decode, int row) const {
     return reinterpret_cast<float*>(decode.o.at(b, head(row), query(row))) +
            split * decode.rows * decode.o.stride_s;
@@ -39,8 +39,8 @@ struct WarpRows {
   }
 };
 
-/// Adds a sink, a score without a value, to a row's LSE. Returns the factor for O. Other kernels join it to
-/// the maximum and the sum (score.cuh); here, as in the combine of splits, LSE is what there is.
+/// Adds a sink, a score without a value, to a row's LSE. Returns the factor for O. Other kernels add it to
+/// the maximum and the sum (score.cuh); here, as in the combine of splits, only LSE is at hand.
 __device__ __forceinline__ float join_sink(float sink, float& lse) {
   if (lse == minus_infinity) {
     lse = sink;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, c
   if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
 }
 
-/// Rounds 16 columns of a warp's O and puts them into a panel of 16 rows, by stmatrix. `row_smem` is the row
+/// Rounds 16 columns of a warp's O and stores them in a panel of 16 rows by stmatrix. `row_smem` is the row
 /// that the lane addresses.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void stage_sixteen(std::uint32_t row_smem, int n, const float (&inverse)[2],
@@ -99,9 +99,9 @@ __device__ __forceinline__ void stage_sixteen(std::uint32_t row_smem, int n, con
   store_matrices(row_smem + chunk * 16, four);
 }
 
-/// Stores the 16 rows of a panel to columns from `column` on. One lane starts a TMA store, and nobody waits
-/// for it. If O has no tensor map, which is rare, the warp copies the rows, by code that is short rather than
-/// fast.
+/// Stores the 16 rows of a panel as the columns of O from `column` on. One lane starts a TMA store, for which
+/// no warp waits here. If O has no tensor map, which is rare, the warp copies the rows, with code that is
+/// short rather than fast.
 __device__ __forceinline__ void send_panel(const ForwardArguments& arguments, const CUtensorMap& map,
                                            const WarpRows& rows, const std::byte* panel_smem, int column) {
   const int lane = lane_now();
@@ -120,7 +120,7 @@ __device__ __forceinline__ void send_panel(const ForwardArguments& arguments, co
   }
 }
 
-/// Writes O through a Q stage in shared memory, of which each warp uses its own 16 rows.
+/// Writes O through a Q stage in shared memory. Each warp uses its own 16 rows of the stage.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void stage_output(const ForwardArguments& arguments, const CUtensorMap& map,
                                              const WarpRows& rows, const float (&inverse)[2],
@@ -130,7 +130,7 @@ __device__ __forceinline__ void stage_output(const ForwardArguments& arguments, 
 #pragma unroll
   for (int n = 0; n < c.dim_v / 16; ++n) stage_sixteen<T, c>(place + n / 4 * (64 * 128), n, inverse, o);
   fence_async_proxy();
-  __syncwarp();  // the warp's rows are complete
+  __syncwarp();  // all lanes have stored and fenced their part of the rows, which one lane sends
 #pragma unroll 1
   for (int panel = 0; panel < c.dim_v / 64; ++panel) {
     send_panel(arguments, map, rows, rows_smem + panel * (64 * 128), panel * 64);
@@ -150,25 +150,25 @@ __device__ __forceinline__ void stage_output_by_panels(const ForwardArguments& a
 #pragma unroll
   for (int panel = 0; panel < c.dim_v / 64; ++panel) {
     if (lane == 0) wait_stores_read<1>();
-    __syncwarp();  // the panel before the last has been read
+    __syncwarp();  // the store of the panel before the last has read this buffer
 #pragma unroll
     for (int n = 4 * panel; n < 4 * panel + 4; ++n) {
       stage_sixteen<T, c>(place + panel % 2 * panel_bytes, n, inverse, o);
     }
     fence_async_proxy();
-    __syncwarp();  // this panel is complete
+    __syncwarp();  // all lanes have stored and fenced their part of the panel, which one lane sends
     send_panel(arguments, map, rows, panels_smem + panel % 2 * panel_bytes, panel * 64);
     if (lane == 0) commit_stores();
   }
 }
 
-/// Writes O from registers to global memory. Nothing waits for the stores.
+/// Writes O from registers to global memory. No thread waits for the stores.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void write_output(const ForwardArguments& arguments, const WarpRows& rows,
                                              const float (&inverse)[2], const Output<c>& o) {
   const int lane = lane_now();
   std::byte* const row_gmem[2] = {rows.row_of_o(arguments, lane / 4), rows.row_of_o(arguments, lane / 4 + 8)};
-  const bool there[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};
+  const bool exists[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};
   if (arguments.aligned_o && arguments.dim_v % 4 == 0) {
     const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
 #pragma unroll
@@ -177,7 +177,7 @@ __device__ __forceinline__ void write_output(const ForwardArguments& arguments, 
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* four = &o[8 * n + 2 * half];
-        store_sixteen<T>(row_gmem[half] + (n * 16 + column) * 2, inside && there[half], lane % 2 != 0,
+        store_sixteen<T>(row_gmem[half] + (n * 16 + column) * 2, inside && exists[half], lane % 2 != 0,
                          pack<T>(four[0] * inverse[half], four[1] * inverse[half]),
                          pack<T>(four[4] * inverse[half], four[5] * inverse[half]));
       }
@@ -187,7 +187,7 @@ __device__ __forceinline__ void write_output(const ForwardArguments& arguments, 
     for (int n = 0; n < c.dim_v / 2; ++n) {
       const int half = n / 2 % 2;
       const int column = n / 4 * 8 + lane % 4 * 2 + n % 2;
-      if (there[half] && column < arguments.dim_v) {
+      if (exists[half] && column < arguments.dim_v) {
         reinterpret_cast<T*>(row_gmem[half])[column] = narrow<T>(o[n] * inverse[half]);
       }
     }
@@ -221,9 +221,9 @@ __device__ __forceinline__ void write_split(const ForwardArguments& arguments, c
   }
 }
 
-/// Writes O = 0 and LSE of rows that see no key.
+/// Writes O = 0 and LSE of empty rows.
 template <ForwardConfig c>
-__device__ __forceinline__ void write_unseen(const ForwardArguments& arguments, const WarpRows& rows) {
+__device__ __forceinline__ void write_empty_rows(const ForwardArguments& arguments, const WarpRows& rows) {
   const int lane = lane_now();
   if (c.decode && arguments.decode.splits > 1) {
     if (lane < 16) rows.write_lse_of_split(arguments.decode, lane, minus_infinity);

@@ -6,28 +6,28 @@
 
 namespace tilewise::cuda::wgmma {
 
-// Which rows of packed sequences a number of a tile stands for (packed_tiles in schedule.h). Cumulative
-// lengths are brought inside the tensors, whatever they are, and the first sequence begins at 0. Each row of
-// queries is some number's then: the larger a number, the later its sequence, and where the numbers of one
-// sequence end those of the next begin no later than its rows do.
+// The rows of packed sequences that a tile index stands for (packed_tiles in schedule.h). Cumulative lengths
+// are clamped to the tensors, whatever they hold, and the first sequence starts at 0. So each row of queries
+// belongs to some index: larger indices belong to later sequences, and where the indices of one sequence end,
+// those of the next start no later than its rows.
 
-/// Where sequence n begins.
+/// The row at which sequence n starts.
 constexpr int start_of(const Indices& cumulative, int n, int rows) {
   return n == 0 ? 0 : std::max(0, std::min(cumulative.at(n), rows));
 }
 
 struct PackedTile {
-  int b = 0;       ///< the sequence; the number of sequences for rows behind the last, which see nothing
-  int number = 0;  ///< among the sequence's tiles
-  int row_q = 0;   ///< where the sequence begins
+  int b = 0;       ///< the sequence; the number of sequences for rows past the last, which see no key
+  int number = 0;  ///< of the tile among the sequence's
+  int row_q = 0;   ///< first row of the sequence
   int row_k = 0;
-  int length_q = 0;  ///< queries beyond the longest are computed, since nobody else would write their rows
+  int length_q = 0;  ///< may exceed the longest length given: no other tile would write these rows
   int length_k = 0;
 
-  /// Of tiles of `rows` queries, where no sequence has more than `longest_k` keys.
+  /// The tile with index `number`, of `rows` queries, where no sequence has more than `longest_k` keys.
   static constexpr PackedTile of(const GeneralArguments& general, int number, int rows, int longest_k) {
     int low = 0;
-    int high = general.batch + 1;  // numbers of sequence b begin at its first row / rows + b
+    int high = general.batch + 1;  // indices of sequence b start at its first row / rows + b
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       if (start_of(general.cumulative_q, middle, general.total_q) / rows + middle <= number) {

@@ -20,7 +20,7 @@ constexpr int consumer_barrier(int consumer) { return first_consumer_barrier + c
 /// What the scheduler publishes: a Q tile of a head, or that there are no more.
 struct alignas(16) WorkItem {
   int b, h, first;
-  int more;         ///< 0: there are no more items; else 1 + the number of the split
+  int more;         ///< 0: there are no more items; otherwise 1 + the number of the split
   TileSpan loaded;  ///< K tiles that some row sees; if there are none, nothing is loaded, not even Q
   // Only for general calls:
   float slope, sink;
@@ -29,7 +29,7 @@ struct alignas(16) WorkItem {
 };
 /// The 64 rows of a work item that a consumer owns.
 struct alignas(16) ConsumerItem {
-  int first;       ///< of the 64 rows
+  int first;       ///< the first of the 64 rows
   TileSpan seen;   ///< K tiles that some of these rows see a key of
   TileSpan whole;  ///< K tiles of which all of these rows see all keys
 };
@@ -42,7 +42,7 @@ struct MaskBarriers<c, true> {
   Mbarrier mask_full[c.consumers][c.mask_stages], mask_empty[c.consumers][c.mask_stages];
 };
 
-/// For how many K tiles of each published item consumers start products one after another.
+/// The number of K tiles of each published item for which consumers start products one after another.
 template <ForwardConfig c, bool ordered = c.ordered>
 struct OrderedSteps {};
 template <ForwardConfig c>
@@ -50,7 +50,7 @@ struct OrderedSteps<c, true> {
   int steps[c.work_stages];
 };
 
-/// Which K tile each K stage holds, where a block mask lists them: twice its number, plus 1 if the tile has a
+/// The K tile in each K stage, where a block mask lists K tiles: twice its number, plus 1 if the tile has a
 /// mask. The loader of K writes it before it arrives at `k_full`.
 template <ForwardConfig c, bool blocks = c.blocks>
 struct ListedTiles {};
@@ -60,14 +60,14 @@ struct alignas(16) ListedTiles<c, true> {
   int listed[4];
 };
 
-/// The mbarriers, as they lie in shared memory.
+/// The mbarriers and work items in shared memory.
 template <ForwardConfig c>
 struct Barriers : MaskBarriers<c>, OrderedSteps<c>, ListedTiles<c> {
   Mbarrier q_full[c.q_stages], q_empty[c.q_stages];  ///< a Q stage belongs to one consumer
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
   Mbarrier work_full[c.work_stages], work_empty[c.work_stages];
-  Mbarrier work_wanted;      ///< a phase an item: copies of all its K tiles have been issued
+  Mbarrier work_wanted;      ///< one phase per item: copies of all its K tiles have been issued
   Mbarrier first_keys_full;  ///< one phase: the CTA's first K tile has arrived
   WorkItem items[c.work_stages];
   ConsumerItem consumer_items[c.work_stages][c.consumers];
@@ -83,7 +83,7 @@ struct Barriers : MaskBarriers<c>, OrderedSteps<c>, ListedTiles<c> {
   /// (The instruction takes its address from a uniform register, so the lanes of one warp would run one after
   /// another: 2,500 clocks for 24 barriers.)
   __device__ __forceinline__ void init(int warp) {
-    constexpr int warps = 4;  // of a consumer; each releases by itself
+    constexpr int warps = 4;  // warps per consumer; each releases stages by itself
     constexpr int loaders = 3;
     if (warp == 0 || warp == 3 || warp > (c.mask_tiles() ? 6 : 5) || !elected()) return;
     if (warp == 1) {

@@ -12,7 +12,7 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// Whether a tensor map can describe the rows: they begin at multiples of 16 bytes, and no stride is
+/// Whether a tensor map can describe the rows: they start at multiples of 16 bytes, and no stride is
 /// negative.
 inline bool increasing(const Rows& rows) {
   return aligned_chunks(rows) && rows.stride_b >= 0 && rows.stride_h >= 0 && rows.stride_s >= 0;
@@ -33,7 +33,7 @@ inline DecodeArguments decode_arguments(const AttentionCall& call, const Context
           .rows = space.rows};
 }
 
-/// The arguments of a row's kernel, from those that all kernels have.
+/// The arguments of a row's kernel, from those that all kernels share.
 template <ForwardConfig c>
 ArgumentsOf<c.combined()> arguments_of(const ForwardArguments& of_all, const AttentionCall& call) {
   if constexpr (c.combined()) {

@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// How many bytes of K and V a section of heads may have, in an L2 of 50 MB or more through which other data
-/// passes as well; and how many all heads may have together to form one section.
+/// The most bytes of K and V in a section of heads, for an L2 of 50 MB or more that other data passes
+/// through, too; and the most bytes of all heads together if they form a single section.
 inline constexpr std::int64_t section_bytes = 16 << 20;
 inline constexpr std::int64_t single_section_bytes = 40 << 20;
 
@@ -36,7 +36,7 @@ struct WorkTile {
 struct Schedule {
   int blocks = 1;
   int heads = 0;           ///< of all batch entries
-  int tiles = 0;           ///< a head
+  int tiles = 0;           ///< per head
   int section_heads = 0;   ///< 0: all tiles take equally long
   bool last_first = true;  ///< in a section, a head's last tile comes first: it is the longest
   bool mixed = false;      ///< a tile has rows that see many keys and rows that see few: see first_row
@@ -68,7 +68,7 @@ struct Schedule {
   constexpr int total() const { return heads * tiles; }
   /// Whether CTAs draw tiles from a counter, instead of striding over them.
   constexpr bool counted() const { return section_heads > 0 && total() > blocks; }
-  /// Tiles of a CTA that strides.
+  /// Tiles per CTA with static striding.
   constexpr int rounds() const { return (total() + blocks - 1) / blocks; }
 
   /// The first of the 64 rows that a consumer owns of a tile, or `length_q` if there are none for it. The
@@ -95,9 +95,9 @@ struct Schedule {
   }
 };
 
-/// How many tile indices packed sequences have: one for each `rows` rows and one more for each sequence. That
-/// is enough whatever the lengths are, and is known without reading them. Rows behind the last sequence form
-/// one more, which sees nothing.
+/// The number of tile indices of packed sequences: one for each `rows` rows and one more for each sequence.
+/// That is enough for any lengths, and is known without reading them. Rows past the last sequence form one
+/// more, which sees no key.
 constexpr int packed_tiles(int total_rows, int sequences, int rows) {
   return total_rows / rows + sequences + 1;
 }

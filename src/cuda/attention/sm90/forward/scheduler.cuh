@@ -12,14 +12,14 @@ namespace tilewise::cuda::wgmma {
 
 /// The lists of a work item. Counts, blocks and tile ids are brought into range, whatever they are.
 struct BlockLists {
-  /// Of a list. Each block is listed once, so that no list has more, unless its numbers are garbage.
+  /// The most slots of a list. Each block is listed once, so only garbage has more.
   static constexpr int most_slots = 1 << 24;
 
   const BlockArguments& blocks;
   const TileSpan seen;               ///< K tiles that the band leaves to the item
   const std::int32_t *some, *full;   ///< slot 0 of both lists
-  const std::int32_t* ids;           ///< tile ids, beside `some`
-  int count_of_some = 0, slots = 0;  ///< `slots` are those of both lists
+  const std::int32_t* ids;           ///< tile ids, parallel to `some`
+  int count_of_some = 0, slots = 0;  ///< slots of `some`, and of both lists
 
   __device__ __forceinline__ BlockLists(const BlockArguments& blocks_, const WorkItem& item,
                                         const TileSpan& seen_)
@@ -37,7 +37,7 @@ struct BlockLists {
     if (view.full_counts.data != nullptr) slots += min(view.full_count(item.b, item.h, row), most_slots);
   }
 
-  /// The first K tile of the block at a slot; −1 where the list has a number that is no block's.
+  /// The first K tile of the block at a slot; −1 where the list has an invalid block number.
   __device__ __forceinline__ int first_tile(int slot) const {
     const int block = slot < count_of_some
                           ? some[slot * blocks.view.indices.stride[3]]
@@ -55,12 +55,12 @@ struct BlockLists {
   }
 };
 
-/// How many K tiles the lists of an item have, as a span from 0 on. For a whole warp.
+/// The number of K tiles in an item's lists, as a span that starts at 0. Called by a whole warp.
 template <ForwardConfig c>
 __device__ __forceinline__ TileSpan listed_tiles(const BlockArguments& blocks, const WorkItem& item,
                                                  const TileSpan& seen) {
   if (item.more == 0 || seen.count() <= 0) return {};
-  constexpr int most = 1 << 25;  // a lane's: more than there are K tiles, unless the lists are garbage
+  constexpr int most = 1 << 25;  // of a lane: more than there are K tiles, unless the lists are garbage
   const BlockLists lists(blocks, item, seen);
   int sum = 0;
   for (int slot = lane_now(); slot < lists.slots; slot += 32) {
@@ -69,12 +69,12 @@ __device__ __forceinline__ TileSpan listed_tiles(const BlockArguments& blocks, c
   return {0, __reduce_add_sync(~0u, sum)};
 }
 
-/// Goes through the K tiles that the lists of an item have.
+/// Walks over the K tiles in an item's lists.
 class BlockWalk {
  public:
   __device__ __forceinline__ explicit BlockWalk(const BlockLists& lists) : lists_(lists) {}
 
-  /// The next K tile. There is one as often as listed_tiles() says.
+  /// The next K tile. May be called as often as listed_tiles() says.
   __device__ __forceinline__ int next() {
     while (left_.count() <= 0 && slot_ + 1 < lists_.slots) {
       block_ = lists_.first_tile(++slot_);
@@ -82,7 +82,7 @@ class BlockWalk {
     }
     return left_.first++;
   }
-  /// Whether it has a mask, which mask that is, and the first K tile of the block.
+  /// Whether the tile has a mask, the mask's id, and the first K tile of the block.
   __device__ __forceinline__ bool masked() const {
     return lists_.blocks.tiled && slot_ < lists_.count_of_some;
   }
@@ -91,27 +91,27 @@ class BlockWalk {
 
  private:
   const BlockLists& lists_;
-  TileSpan left_;  // of the block
+  TileSpan left_;  // the remaining tiles of the block
   int slot_ = -1;
   int block_ = 0;
 };
 
-// Entries of a general call: their lengths are in memory, and packed ones lie behind one another.
+// Entries of a general call: their lengths are in memory, and packed ones are stored one after another.
 
-/// Fills in a work item, but for what follows from its band; false where it has no queries.
+/// Fills in a work item, except for what follows from its band. Returns false if it has no queries.
 template <ForwardConfig c>
-__device__ __forceinline__ bool find_item_of_entry(const ForwardArguments& arguments, const WorkTile& turn,
+__device__ __forceinline__ bool find_item_of_entry(const ForwardArguments& arguments, const WorkTile& work,
                                                    WorkItem& found) {
   const GeneralArguments& general = arguments.general;
   const int heads_log2 = c.decode ? arguments.decode.heads_log2 : 0;
-  const int number = c.decode ? turn.tile / arguments.decode.splits : turn.tile;
+  const int number = c.decode ? work.tile / arguments.decode.splits : work.tile;
   int tile = number;
-  found.more = c.decode ? 1 + turn.tile % arguments.decode.splits : 1;
+  found.more = c.decode ? 1 + work.tile % arguments.decode.splits : 1;
   found.band = arguments.band;
   int length_q = found.band.length_q;
   int length_k = found.band.length_k;
   if (general.packed) {
-    found.h = turn.head;
+    found.h = work.head;
     const PackedTile own = PackedTile::of(general, number, c.rows() >> heads_log2, length_k);
     found.b = own.b;
     found.row_q = own.row_q;
@@ -119,15 +119,15 @@ __device__ __forceinline__ bool find_item_of_entry(const ForwardArguments& argum
     tile = own.number;
     length_q = own.length_q;
     length_k = own.length_k;
-    if (own.b == general.batch) {  // nobody's rows
+    if (own.b == general.batch) {  // no sequence owns the rows
       found.band.set_lengths(length_q, 0, general.alignment);
       found.first = tile * c.rows();
       found.sink = minus_infinity;
       return found.first < length_q << heads_log2;
     }
   } else {
-    found.b = found.map_b = quotient(turn.head, arguments.heads);
-    found.h = turn.head - found.b * arguments.heads;
+    found.b = found.map_b = quotient(work.head, arguments.heads);
+    found.h = work.head - found.b * arguments.heads;
   }
   if (general.key_lengths.data != nullptr) {
     length_k = max(0, min(general.key_lengths.at(found.b), length_k));
@@ -142,9 +142,9 @@ __device__ __forceinline__ bool find_item_of_entry(const ForwardArguments& argum
 
 // The tile scheduler: how all warps of a CTA come to the same work items in the same order.
 
-/// Draws the next tile index of all CTAs, from 0 on. The counter may hold anything before the launch: its
-/// upper half tells which launch it belongs to. Whoever draws the last index clears it, so that the launch
-/// can be repeated in a graph.
+/// Draws the next tile index, counted over all CTAs from 0 on. The counter may hold anything before the
+/// launch: its upper half says which launch it belongs to. The CTA that draws the last index clears it, so
+/// that a graph can repeat the launch.
 __device__ __forceinline__ int next_index(const TileCounter& counter, int last) {
   const auto mine = static_cast<unsigned long long>(counter.owner) << 32;
   unsigned long long found = atomicAdd(counter.word, 1ull);
@@ -205,7 +205,8 @@ __device__ __forceinline__ TileSpan key_tiles_of(const ForwardArguments& argumen
   return c.decode ? all.split(item.more - 1, arguments.decode.splits) : all;
 }
 
-/// How many K tiles after its first one every consumer has in an item: the least over the consumers.
+/// The number of K tiles after the first one that every consumer has in an item: the least over the
+/// consumers.
 template <ForwardConfig c>
 __device__ __forceinline__ int common_steps(const ForwardArguments& arguments, const WorkItem& item) {
   const int own = first_row_of<c>(arguments, item, lane_now() % c.consumers);
@@ -238,7 +239,7 @@ __device__ __forceinline__ void publish(const ForwardArguments& arguments, Barri
         .whole = band.whole_tiles(own >> heads_log2, ((end - 1) >> heads_log2) + 1, c.keys)};
   }
   if (lane == 0) barriers.items[stage] = item;
-  __syncwarp();  // the item is complete
+  __syncwarp();  // all lanes have written their part of the item, which one lane then signals
 }
 
 /// The scheduler warp. It publishes the next item while the other warps work on the one before. The first

@@ -14,11 +14,11 @@ template <ForwardConfig c>
 using Scores = float[c.keys / 2];
 template <ForwardConfig c>
 using Output = float[c.dim_v / 2];
-/// P as the A operand of P·V, 16 keys a step.
+/// P as the A operand of P·V, 16 keys per step.
 template <ForwardConfig c>
 using Probabilities = std::uint32_t[c.keys / 16][4];
 
-/// Starts S = Q·Kᵀ. Both operands lie in panels of 64 columns.
+/// Starts S = Q·Kᵀ. Both operands are in panels of 64 columns.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void start_scores(Scores<c>& s, TileDescriptor q, TileDescriptor k) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -50,8 +50,8 @@ __device__ __forceinline__ void start_output(Output<c>& o, Probabilities<c>& p, 
 #endif
 }
 
-/// A lane's columns of a row are 0, 1, 8, 9, 16 and so on. Gives a bit for each of the 32 from the `from`-th
-/// on: set if the column is before `end`.
+/// A lane's columns of a row are 0, 1, 8, 9, 16 and so on. Returns a bit for each of 32 of them from the
+/// `from`-th on, which is set if the column is before `end`.
 __device__ __forceinline__ std::uint32_t columns_before(int end, int from) {
   const int count = max(end, 0) / 8 * 2 + min(max(end, 0) % 8, 2) - from;
   return count >= 32 ? ~0u : (1u << max(count, 0)) - 1;

@@ -14,19 +14,19 @@ namespace tilewise::cuda::wgmma {
 /// most. So O is hardly ever rescaled (an idea of FlashAttention-4). An element that makes up much of its row
 /// is 1, which rounding does not change. Therefore O may be divided by the sum of P before rounding, which
 /// LSE needs anyway. (The error of O is the sum over keys of share · rounding error · V. With many keys these
-/// errors cancel; a key with a third of the row adds less than a third of 2^-8, beside the half of 2^-8 by
-/// which O itself is rounded.)
+/// errors cancel; a key with a third of the row adds less than a third of 2^-8, compared with the half of
+/// 2^-8 by which O itself is rounded.)
 template <ForwardConfig c>
 struct Softmax {
   const float& scale_log2;  ///< in the kernel's parameters, so it takes no register
-  float maximum[2];         ///< of each row, or up to `limit` below it
+  float maximum[2];         ///< of each row's scores, or less, as long as no score exceeds `limit`
   float limit[2];           ///< the maximum is raised if a score exceeds it
   float sum[2];             ///< of the lane's own elements of P
   float factor[2];          ///< for O, after the maximum was raised
 
   __device__ explicit Softmax(const float& unit_) : scale_log2(unit_) {}
 
-  /// Takes the first scores of the rows.
+  /// Starts with the first scores of the rows.
   template <int keys = c.keys>
   __device__ __forceinline__ void start(const Scores<c>& s) {
 #pragma unroll
@@ -53,8 +53,8 @@ struct Softmax {
   /// Raises the maxima where needed. Returns, in all lanes of a warp, whether they were raised: then O must
   /// be rescaled and the limits set.
   __device__ __forceinline__ bool raise_maxima(const Scores<c>& s) {
-    // Non-negative floats compare as their bits do, which takes one instruction for two. Negative ones count
-    // as 0, which at worst leads to the exact comparison below.
+    // Non-negative floats have the same order as their bits, and one integer instruction compares two.
+    // Negative ones count as 0, which at worst leads to the exact comparison below.
     int high[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < c.keys / 2; n += 2) {
@@ -73,7 +73,7 @@ struct Softmax {
     return true;
   }
 
-  /// Turns S into P and adds it to the sums.
+  /// Replaces S by P and adds P to the sums.
   template <int keys = c.keys>
   __device__ __forceinline__ void exponentiate(Scores<c>& s) {
     const float references[2] = {reference(0), reference(1)};
@@ -86,7 +86,7 @@ struct Softmax {
     }
   }
 
-  /// Sets the limits, after sums were made with raised maxima. A lane's own sum is about a fourth of its
+  /// Sets the limits after P was computed with raised maxima. A lane's own sum is about a fourth of its
   /// row's.
   __device__ __forceinline__ void set_limits() {
 #pragma unroll
@@ -110,8 +110,8 @@ struct Softmax {
     const float correction =
         c.masked ? 1.0f : exp2f(fmaf(-most, scale_log2, fmaxf(most * scale_log2, lowest)));
     const float spread = logf(row * correction);  // 0 if one key has all of P
-    // Tensor cores truncate S (cut_off). LSE lacks what the mean of S weighted by P lacks, and this mean lies
-    // about a third of the spread below the largest score.
+    // Tensor cores truncate S (cut_off). So LSE is too low by what the mean of S, weighted by P, has lost.
+    // This mean lies about a third of the spread below the largest score.
     const float peak = most * to.scale;
     const float mean = fmaxf(peak - 0.35f * spread, fminf(peak, 0.0f));
     const float rest = fmaf(most, to.rest, mean * to.cut_off);

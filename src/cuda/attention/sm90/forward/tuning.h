@@ -19,45 +19,45 @@ struct TileTime {
   friend constexpr bool operator==(const TileTime&, const TileTime&) = default;
 };
 
-/// Up to so many queries `mma` is faster, measured on an H200 with 32 heads over 8 KV heads and batch 64: by
-/// a factor of 2 with one query, by 1.1 with 16 queries; with 64 queries it takes 1.4 times as long.
+/// Up to this number of queries `mma` is faster. Measured on an H200 with 32 heads over 8 KV heads and batch
+/// 64: by a factor of 2 with one query, by 1.1 with 16 queries; with 64 queries it takes 1.4 times as long.
 inline constexpr int few_queries = 16;
-/// Unless there are so many rows together with those of the heads that share a KV head.
+/// But not from this number of rows on, counting those of all heads that share a KV head.
 inline constexpr int few_rows = 64;
 
-/// The shape of a CTA of the forward kernel: a warpgroup that loads, and `consumers` warpgroups that own 64
-/// query rows each and walk over K tiles. There is one CTA on an SM.
+/// The shape of a CTA of the forward kernel: a producer warpgroup that loads, and `consumers` warpgroups that
+/// own 64 query rows each and walk over K tiles. There is one CTA per SM.
 struct ForwardConfig {
   int dim = 0;           ///< the head dim of Q and K is padded to it; a multiple of 64
   int dim_v = 0;         ///< the same for V
   int consumers = 2;     ///< 2 to 4
-  int keys = 0;          ///< of a K tile
-  int stages = 2;        ///< of K in shared memory, and as many of V
-  int q_stages = 2;      ///< of Q, of which each holds 64 rows; consumers use them round robin
-  int work_stages = 3;   ///< work items that are known: one computed, one whose S starts, one to come
-  bool staged = false;   ///< O is stored through its Q's stage; there must be more of these than consumers
+  int keys = 0;          ///< keys of a K tile
+  int stages = 2;        ///< stages of K in shared memory, and as many of V
+  int q_stages = 2;      ///< stages of Q, each of 64 rows; consumers use them round robin
+  int work_stages = 3;   ///< published work items: one computed, one whose S starts, and the next
+  bool staged = false;   ///< O is stored through the stage of its Q; needs more Q stages than consumers
   bool paneled = false;  ///< O is stored through two panels of each warp's own, where Q stages are scarce
   bool trims = false;    ///< a last K tile of 16 keys or fewer, as with a class token, costs no more softmax
   bool ordered = false;  ///< consumers start the products of a K tile one after another
   bool general = false;  ///< for calls with more features than scale, causal and window
-  bool decode = false;   ///< and for decoding: packed GQA and split-KV
-  bool masked = false;   ///< for calls with a mask, and, where not `general`, scale, causal and window alone
-  bool drops = false;    ///< and with dropout
-  bool blocks = false;   ///< for calls with a block mask, and, where not `general`, as with `masked`
-  /// A consumer's stages for tiles of a mask. Each holds a tile of booleans; a tile of 16-bit elements takes
-  /// two, of f32 four.
+  bool decode = false;   ///< also for decoding: packed GQA and split-KV
+  bool masked = false;   ///< for calls with a mask; if not `general`, only with scale, causal and window
+  bool drops = false;    ///< for calls with dropout
+  bool blocks = false;   ///< for calls with a block mask; if not `general`, restricted like `masked`
+  /// Stages per consumer for tiles of a mask. A tile of booleans takes one, of 16-bit elements two, of f32
+  /// four.
   int mask_stages = 4;
   TileTime even{};    ///< if all Q tiles see equally many keys
   TileTime uneven{};  ///< if they do not, as with causal
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int rows() const { return consumers * 64; }
-  constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
+  constexpr int query_bytes() const { return 64 * dim * 2; }  ///< bytes of a Q stage
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
-  /// Whether the row takes calls with a mask or dropout beside any other feature.
+  /// Whether the row takes calls with a mask or dropout together with any other feature.
   constexpr bool combined() const { return general && masked; }
-  /// Whether masks come beside softcap and ALiBi.
+  /// Whether a mask may come together with softcap and ALiBi, after which it is applied.
   constexpr bool masks_last() const { return general && mask_tiles(); }
   /// Whether the row takes calls with and without dropout.
   constexpr bool may_drop() const { return general && drops; }
@@ -65,7 +65,7 @@ struct ForwardConfig {
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Whether Q is released as soon as it has been read, because the next Q waits for its stage.
   constexpr bool scarce_queries() const { return !staged && q_stages < 2 * consumers; }
-  /// Registers of a thread after setmaxnreg. Together they are those that the CTA is launched with.
+  /// Registers per thread after setmaxnreg. All threads together have those that the CTA is launched with.
   constexpr int producer_registers() const {
     if (blocks && may_drop()) return 72;
     if (decode || blocks) return 56;
@@ -76,7 +76,7 @@ struct ForwardConfig {
     if (decode || blocks) return 224;
     return consumers == 4 ? 112 : consumers == 3 ? 160 : 232;
   }
-  /// Where the mbarriers begin: behind Q, K and V, each of which begins at a multiple of 1024 bytes.
+  /// Offset of the mbarriers, behind the tiles, each of which starts at a multiple of 1024 bytes.
   constexpr int tile_bytes() const {
     return q_stages * query_bytes() + stages * (key_bytes() + value_bytes()) +
            (paneled ? consumers * output_bytes() : 0) + (mask_tiles() ? consumers * mask_bytes() : 0);
@@ -138,9 +138,10 @@ constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime unev
   return config;
 }
 
-/// Rows by rising dims. Of the rows with the smallest sufficient dims, the one is taken whose tiles take the
-/// least time on all SMs. Times are fitted to measurements of 16k tokens of hidden size 2048. Where two rows
-/// come out about equal, they are set so that the faster one of an interleaved run is taken (sweep_wgmma).
+/// Rows in order of their dims. Among the rows with the smallest sufficient dims, a call gets the one whose
+/// tiles take the least time on all SMs. Times are fitted to measurements of 16k tokens of hidden size 2048.
+/// Where two rows are about equal, times are set so that the faster one of an interleaved run is chosen
+/// (sweep_wgmma).
 struct Forward {
   static constexpr std::string_view name = "attention.sm90.forward";
   static constexpr ForwardConfig rows[] = {
@@ -207,8 +208,8 @@ struct MaskedForward {
   };
 };
 
-/// For calls with a mask or dropout that MaskedForward has no row for: beside softcap, ALiBi, sinks, a logit
-/// scale, key lengths or packed sequences, with head dims beyond 128, and masks whose rows begin anywhere.
+/// For calls with a mask or dropout that MaskedForward has no row for: with softcap, ALiBi, sinks, a logit
+/// scale, key lengths or packed sequences, with head dims above 128, and masks whose rows start anywhere.
 /// One row for each head dim takes all of these, masks with and without dropout.
 struct CombinedForward {
   static constexpr std::string_view name = "attention.sm90.forward_combined";
@@ -274,8 +275,8 @@ struct BlockForward {
                .mask_stages = 2}),
   };
 };
-/// For calls with a block mask beside softcap, ALiBi, sinks, a logit scale, key lengths or dropout. (Dropout
-/// with head dim 256 would spill registers.)
+/// For calls with a block mask together with softcap, ALiBi, sinks, a logit scale, key lengths or dropout.
+/// (Dropout with head dim 256 would spill registers.)
 struct GeneralBlockForward {
   static constexpr std::string_view name = "attention.sm90.forward_general_blocks";
   static constexpr ForwardConfig rows[] = {
@@ -309,7 +310,7 @@ struct GeneralBlockForward {
        .mask_stages = 2},
   };
 };
-/// Blocks have a multiple of so many queries and keys, or all that there are.
+/// Blocks have a multiple of this number of queries and keys, or all queries or keys.
 inline constexpr int block_multiple = 128;
 
 /// For decoding. (Head dim 256 would spill registers.)
@@ -333,7 +334,7 @@ struct DecodeForward {
 inline constexpr int most_dim_of_decode = 128;
 /// The most splits of the keys of a Q tile: combine_splits_kernel has a lane for each.
 inline constexpr int most_splits = 32;
-/// What combining them takes, in microseconds.
+/// The time of the combine step, in microseconds.
 inline constexpr float combine_time = 4;
 
 }  // namespace tilewise::cuda::wgmma

@@ -20,15 +20,16 @@
 
 namespace tilewise::cuda::wgmma_f32 {
 
-// Attention for f32 by wgmma. Numbers are split as for mma (common/f32), and the softmax is the same. A
-// warpgroup computes all products of a tile, three for one, and waits for them; meanwhile the other warpgroup
-// computes its softmax.
+// Attention for f32 by wgmma. Each number is split into parts of 16 bits (common/f32), and the softmax is
+// that of the f32 forward on mma. With two parts, each product of a tile takes three products of parts. A
+// warpgroup starts all of them and waits; meanwhile the other warpgroup computes its softmax.
 
 using mma_f32::QueryState;
 using mma_f32::SplitRows;
 using mma_f32::Unfit;
 
-/// Products of parts. The small ones come first, so that the sum loses less.
+/// The product of part `a` of one operand and part `b` of the other. Products with small parts come first, so
+/// that the sum loses less.
 struct Term {
   int a = 0, b = 0;
 };
@@ -54,12 +55,12 @@ struct Shared {
   __device__ int* exponents() const { return reinterpret_cast<int*>(buffer(c.buffers)); }
   __device__ Mbarrier* full() const { return reinterpret_cast<Mbarrier*>(exponents() + c.rows()); }
   __device__ Mbarrier* empty() const { return full() + c.buffers; }
-  /// In shared memory, because no registers can be spared.
+  /// In shared memory, because there are no registers to spare.
   __device__ mma::QueryRows& rows() const {
     static_assert(sizeof(mma::QueryRows) <= c.rows_bytes);
     return *reinterpret_cast<mma::QueryRows*>(empty() + c.buffers);
   }
-  /// By one thread, before a CTA-wide barrier.
+  /// Called by one thread, before a barrier of the whole CTA.
   __device__ void init_barriers() const {
     for (int n = 0; n < c.buffers; ++n) {
       init_barrier(full() + n, 1);
@@ -72,7 +73,7 @@ struct Shared {
 /// The K tiles that a CTA walks over.
 template <ForwardConfig c>
 struct Tiles {
-  std::int64_t place;  ///< of the sequence's first tile among all split tiles
+  std::int64_t place;  ///< index of the sequence's first tile among all split tiles
   int first, end;
 
   __device__ Tiles(const AttentionCall& call, const mma::QueryRows& rows, const SplitRows& k)
@@ -126,8 +127,8 @@ struct Consumer : QueryState<c> {
   __device__ __forceinline__ bool load_queries() {
     const bool fit =
         State::template load_queries<PanelTile<c.dim, c.rows()>>(shared.queries(), shared.exponents());
-    fence_async_proxy();  // wgmma reads them by the async proxy
-    sync_warpgroup();     // the other warps' rows are complete, too
+    fence_async_proxy();  // wgmma reads Q by the async proxy
+    sync_warpgroup();     // the other warps have stored their rows of Q
     return fit;
   }
   __device__ __forceinline__ void sync_warpgroup() const {
@@ -157,10 +158,10 @@ struct Consumer : QueryState<c> {
     }
   }
 
-  /// S = Q·Kᵀ of the next tile. With two parts, tensor cores sum 32 dims at a time; these sums are added in
-  /// f32.
+  /// S = Q·Kᵀ of the next tile. With two parts, a wgmma accumulator sums only 32 dims, and the accumulators
+  /// are added in f32.
   __device__ __forceinline__ void compute_scores(mma::Scores<c>& s) {
-    constexpr int steps = c.parts == 2 ? 2 : c.dim / 16;  // of a sum
+    constexpr int steps = c.parts == 2 ? 2 : c.dim / 16;  // K steps of an accumulator
     constexpr int count = c.dim / 16 / steps;
     wait_for(k_at);
     const TileDescriptor k_tile = describe_tile(address(shared.buffer(k_at.stage())), 0);
@@ -197,7 +198,7 @@ struct Consumer : QueryState<c> {
   }
 
   /// Starts sum = P·V of the next tile, or sum += P·V where `add`.
-  __device__ __forceinline__ void start_output(float (&sum)[c.dim / 2], const mma_f32::Weights<c>& p,
+  __device__ __forceinline__ void start_output(float (&sum)[c.dim / 2], const mma_f32::ScoreFragments<c>& p,
                                                bool add) {
     wait_for(v_at);
     const TileDescriptor v_tile = describe_tile(address(shared.buffer(v_at.stage())), c.keys * 128);
@@ -216,7 +217,7 @@ struct Consumer : QueryState<c> {
     commit_products();
   }
 
-  __device__ __forceinline__ void add_values(const mma_f32::Weights<c>& p, float factor) {
+  __device__ __forceinline__ void add_values(const mma_f32::ScoreFragments<c>& p, float factor) {
     auto& all = reinterpret_cast<float(&)[c.dim / 2]>(o.sum);
     if constexpr (c.parts == 1) {  // P includes the factor
       start_output(all, p, true);
@@ -249,7 +250,7 @@ struct Consumer : QueryState<c> {
     const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
     const int end = own.empty() ? tiles.end : static_cast<int>((own.last + c.keys - 1) / c.keys);
     skip(first - tiles.first);
-    // A lane loads the exponents of one of 32 tiles: a load for each tile would be waited for.
+    // Each lane loads the exponents of one of 32 tiles: a load for each tile would expose its latency.
     int k_exponents = 0, v_exponents = 0;
     bool fit = true;
 #pragma unroll 1
@@ -272,20 +273,20 @@ struct Consumer : QueryState<c> {
         const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
         mma::hide<c>(call, rows, keys, place, s);
       }
-      float units[1][2];
-      this->find_units(units, k_exponent);
-      this->raise_maxima(s, units);
-      const float factor = o.follow(v_exponent);
-      mma_f32::Weights<c> p;
+      float scales_log2[1][2];
+      this->find_scales_log2(scales_log2, k_exponent);
+      this->raise_maxima(s, scales_log2);
+      const float factor = o.rescale_for(v_exponent);
+      mma_f32::ScoreFragments<c> p;
       fit &= c.parts == 2 || factor >= mma_f32::least_factor;
-      this->weigh(p, s, units, factor);
+      this->exponentiate(p, s, scales_log2, factor);
       add_values(p, factor);
     }
     skip(tiles.end - end);
     return __all_sync(~0u, fit);
   }
 
-  /// Where eight columns of one of eight rows of O are staged, in the shared memory of the warp's Q. The
+  /// Offset of eight columns of one of eight rows of O, staged in the shared memory of the warp's Q. The
   /// exclusive or with the row's number avoids bank conflicts when lanes write pairs and read rows.
   static __device__ __forceinline__ unsigned staged(unsigned row, unsigned eight) {
     return eight / 8 * (c.rows() * 128) + row * 256 + ((eight % 8 * 32) ^ (row * 32));
@@ -294,18 +295,18 @@ struct Consumer : QueryState<c> {
   /// Adds the sink, divides by the row sums, writes LSE and O. O is staged in shared memory, because a lane
   /// holds two columns of a row: a direct store of a warp would touch eight cache lines.
   __device__ __forceinline__ void finish() {
-    constexpr int lanes = c.dim / 4;  // of a row
+    constexpr int lanes = c.dim / 4;  // lanes per row
     const auto dims = static_cast<int>(call.problem.dim_v);
-    const bool usual = mma_f32::aligned_fours(call.o) && dims % 4 == 0 && rows.heads == 1;
+    const bool vectorized = mma_f32::aligned_fours(call.o) && dims % 4 == 0 && rows.heads == 1;
     const int column = 4 * (place.lane % lanes);
     const int first = place.first_row() + place.lane / lanes;
     const int present = column < dims ? rows.count() - first : 0;
     float* to = rows.float_of(call.o, first) + column;
     const auto powers = o.powers_back();
-    const float factors[2] = {this->end_row(0, 0) * powers.first, this->end_row(0, 1) * powers.first};
+    const float factors[2] = {this->finish_row(0, 0) * powers.first, this->finish_row(0, 1) * powers.first};
     std::byte* smem = shared.queries() + place.first_row() * 128;
     const auto lane = static_cast<unsigned>(place.lane);
-    sync_warpgroup();  // no product reads Q any more
+    sync_warpgroup();  // no product of the warpgroup reads Q any more, which O overwrites
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -314,8 +315,8 @@ struct Consumer : QueryState<c> {
             o.sum[0][n][2 * half] * factors[half] * powers.second,
             o.sum[0][n][2 * half + 1] * factors[half] * powers.second};
       }
-      __syncwarp();  // the eight rows are complete
-      if (usual) {
+      __syncwarp();  // all lanes have stored the eight rows
+      if (vectorized) {
 #pragma unroll
         for (int n = 0; n < 8; n += 32 / lanes) {
           const int row = 8 * half + n;
@@ -324,14 +325,15 @@ struct Consumer : QueryState<c> {
           if (row < present) *reinterpret_cast<float4*>(to + row * call.o.stride_s) = four;
         }
       } else {
-        write_slowly(smem, 8 * half + place.lane / lanes, column, dims);
+        write_by_elements(smem, 8 * half + place.lane / lanes, column, dims);
       }
-      __syncwarp();  // they have been read
+      __syncwarp();  // all lanes have read them, and the next half overwrites them
     }
   }
 
   /// Writes the staged rows from `first` on, for any strides of O.
-  __device__ __forceinline__ void write_slowly(const std::byte* smem, int first, int column, int dims) const {
+  __device__ __forceinline__ void write_by_elements(const std::byte* smem, int first, int column,
+                                                    int dims) const {
     constexpr int lanes = c.dim / 4;
 #pragma unroll 1
     for (int row = first; row < first / 8 * 8 + 8 && place.first_row() + row < rows.count();
@@ -344,18 +346,18 @@ struct Consumer : QueryState<c> {
   }
 };
 
-/// Compiled for sm_90a alone.
+/// Compiled for sm_90a only.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const mma::QueryBlocks blocks,
+    forward_kernel(const __grid_constant__ AttentionCall call, const mma::ForwardGrid blocks,
                    const SplitRows k, const SplitRows v, const Unfit unfit) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == tile_keys);
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   const mma::QueryRows rows = blocks.rows(call, blockIdx.x);
-  if (rows.queries.count <= 0) return wait_for_kernel_ahead();
+  if (rows.queries.count <= 0) return wait_for_previous_kernel();
   const Shared<c> shared{first_smem};
   if (threadIdx.x == 0) {
     shared.init_barriers();
@@ -364,19 +366,19 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   const Tiles<c> tiles(call, rows, k);
   // The shuffle tells the compiler that the number is the same in all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  __syncthreads();  // mbarriers and rows are there; the last CTA-wide barrier
+  __syncthreads();  // mbarriers and rows are initialised; the last barrier of the whole CTA
 
   if (warp >= 4 * c.consumers) {
     keep_registers<c.producer_registers()>();
     if (warp == 4 * c.consumers && elected()) {
-      wait_for_kernel_ahead();
+      wait_for_previous_kernel();
       load_tiles<c>(shared, tiles, k, v);
     }
   } else {
     take_registers<c.consumer_registers()>();
     Consumer<c> consumer(call, shared.rows(), shared);
     const bool queries_fit = consumer.load_queries();
-    wait_for_kernel_ahead();  // it splits only K and V, so Q was loaded before this wait
+    wait_for_previous_kernel();  // the previous kernel splits only K and V, so Q was loaded before this wait
     const bool keys_fit = consumer.walk(tiles, k, v);
     if (!queries_fit || !keys_fit) {
       for (int n = consumer.place.lane; n < rows.heads; n += 32) {
@@ -391,7 +393,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 
 namespace {
 
-/// Which row of a table a call runs by.
+/// The row of a table that a call runs with.
 template <typename Table>
 int row_of(const AttentionCall& call) {
   const int dim = std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 64 : 128;
@@ -403,7 +405,7 @@ int row_of(const AttentionCall& call) {
     if (c.use == Use::few_keys) return call.problem.most_keys <= 4 * c.keys ? 0 : 2;
     const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
     const std::int64_t room = std::int64_t{usual.blocks} * multiprocessors;
-    const bool few = mma::QueryBlocks::of(call, usual.rows(), multiprocessors).count() <= room;
+    const bool few = mma::ForwardGrid::of(call, usual.rows(), multiprocessors).count() <= room;
     return Turns::uneven(call) && few ? 0 : 2;
   };
   return choose_row_of<Table>(call, able, cost);
@@ -426,9 +428,9 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(
       call, {.count = 2, .tensors = {{call.k, dim_qk, space.k}, {call.v, dim_v, space.v}}}, stream,
-      mma_f32::ClearBeside{.unfit = space.unfit});
+      mma_f32::ClearMarks{.unfit = space.unfit});
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const auto blocks = mma::QueryBlocks::of(call, c.rows(), multiprocessors);
+  const auto blocks = mma::ForwardGrid::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise wgmma f32 forward",
                                       .blocks = blocks.count(),
                                       .threads = c.threads(),

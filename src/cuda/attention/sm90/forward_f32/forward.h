@@ -8,7 +8,7 @@
 
 namespace tilewise::cuda::wgmma_f32 {
 
-/// By a row of the table that configure_forward() chose.
+/// Runs with the row of the table that configure_forward() chose.
 void forward(const AttentionCall& call, int row, const Context& context);
 Configuration configure_forward(const AttentionCall& call);
 

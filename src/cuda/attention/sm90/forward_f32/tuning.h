@@ -5,12 +5,13 @@
 
 namespace tilewise::cuda::wgmma_f32 {
 
-/// Which calls a row of a table is for.
+/// The calls that a row of a table is for.
 enum class Use {
   any,
-  few_uneven,  ///< calls whose CTAs, by the row before, would all run at once and take unequally long:
-               ///< smaller CTAs end together
-  few_keys,    ///< four K tiles at most: more CTAs on an SM hide prologue and epilogue
+  /// Calls with CTAs of unequal length that all run at once with the first row: smaller CTAs balance the
+  /// load.
+  few_uneven,
+  few_keys,  ///< four K tiles at most: more CTAs on an SM hide prologue and epilogue
 };
 
 /// The shape of a CTA of the forward kernel: `consumers` warpgroups of 64 query rows each, which walk over
@@ -19,28 +20,28 @@ struct ForwardConfig {
   int dim = 0;  ///< both head dims are padded to it
   int parts = 2;
   int consumers = 1;
-  int blocks = 2;   ///< CTAs on an SM
-  int keys = 64;    ///< of a K tile
+  int blocks = 2;   ///< CTAs per SM
+  int keys = 64;    ///< keys of a K tile
   int buffers = 2;  ///< stages, each for a K tile or a V tile
 
   Use use = Use::any;
 
-  int row_tiles = 1;  ///< of 16 rows, in a warp
+  int row_tiles = 1;  ///< tiles of 16 rows per warp
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int warp_rows() const { return 16; }
   constexpr int rows() const { return consumers * 64; }
   constexpr int query_part_bytes() const { return rows() * dim * 2; }
   constexpr int key_part_bytes() const { return keys * dim * 2; }
-  constexpr int key_bytes() const { return parts * key_part_bytes(); }  ///< of a buffer
-  /// Registers of a thread: all threads start with the same number; then consumers take over what the loading
-  /// warpgroup gives back.
+  constexpr int key_bytes() const { return parts * key_part_bytes(); }  ///< bytes of a stage
+  /// Registers per thread. All threads start with the same number; then consumers take what the producer
+  /// warpgroup gives up.
   constexpr int first_registers() const { return 65536 / (threads() * blocks) / 8 * 8; }
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 24; }
   constexpr int consumer_registers() const {
     return (first_registers() * (consumers + 1) - producer_registers()) / consumers / 8 * 8;
   }
-  /// Q, the stages, the exponents of Q, mbarriers, and which rows the CTA has.
+  /// Bytes of the QueryRows in shared memory, after Q, the stages, the exponents of Q and the mbarriers.
   static constexpr int rows_bytes = 128;
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(parts * query_part_bytes() + buffers * key_bytes() + rows() * 4 +
@@ -53,7 +54,7 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-// Of the rows with a call's head dim, the last one that is for the call is taken.
+// A call gets the last row that has its head dim and is for the call.
 
 /// Two parts for each number: the error of f32.
 struct FullForward {
@@ -64,7 +65,7 @@ struct FullForward {
       {.dim = 128, .parts = 2, .consumers = 2, .blocks = 1, .buffers = 5},
   };
 };
-/// One part, if the caller allowed TF32, which has as many digits as f16.
+/// One part, for callers that allow TF32, which has as many mantissa bits as f16.
 struct Tf32Forward {
   static constexpr std::string_view name = "attention.sm90.forward_tf32";
   static constexpr ForwardConfig rows[] = {
@@ -74,7 +75,7 @@ struct Tf32Forward {
   };
 };
 
-/// The K tiles of all rows have the same size, because keys are split before a row is chosen.
+/// K tiles of all rows have the same size, which the split of K and V into parts depends on.
 inline constexpr int tile_keys = 64;
 /// The largest head dim that has a row.
 inline constexpr int most_dim = 128;

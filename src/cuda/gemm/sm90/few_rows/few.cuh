@@ -21,19 +21,27 @@
 
 namespace tilewise::cuda::gemm {
 
-// A product with one to 64 rows of a: what it takes is the time to read b, the weights, once. They are the
-// 64 rows of wgmma's first factor, and tokens the few columns of its second.
+// GEMM of 1 to 64 rows of A by stream-K. The bound is reading B, the weights, once. B is therefore the
+// operand with wgmma's 64 rows, and the rows of A, the tokens, are its few columns: the kernel computes outᵀ
+// = B·Aᵀ.
+//
+// A unit is 64 of K of one tile of weights. Every CTA takes an equal run of units, whatever tiles they belong
+// to, so that all CTAs read the same number of bytes:
+//
+//   tile   0              1              2
+//   unit   0 1 2 3 4 5    0 1 2 3 4 5    0 1 2 3 4 5
+//   CTA    3 3 3 3 2 2    2 2 2 1 1 1    1 0 0 0 0 0      (18 units, 4 CTAs)
 
-/// How weights are shared out. A unit is 64 summands of a block's rows of weights; blocks take equal runs of
-/// units, whatever rows they belong to, so that all of them read equally much. Runs are dealt from the end:
-/// where a run begins inside rows of weights, a block behind has their first summands and finishes them. It
-/// comes to them last, and this block, which started earlier, came to them first.
-struct FewShare {
-  int row_blocks = 0;
-  int depth_blocks = 0;  ///< units of a row block
-  int blocks = 1;
+/// Which units a CTA has. Runs are dealt in reverse: the CTA with a tile's first units reduces and finishes
+/// the tile, and it reaches it at the end of its run. The CTAs whose partial sums it needs have smaller
+/// numbers, so they started no later, and they computed their part of the tile at the beginning of their
+/// runs.
+struct StreamKSchedule {
+  int tiles = 0;
+  int units_per_tile = 0;
+  int blocks = 1;  ///< CTAs
 
-  constexpr int total() const { return row_blocks * depth_blocks; }
+  constexpr int total() const { return tiles * units_per_tile; }
   constexpr int begin(int block) const {
     return static_cast<int>(static_cast<std::int64_t>(total()) * (blocks - 1 - block) / blocks);
   }
@@ -42,13 +50,13 @@ struct FewShare {
   }
 };
 
-struct FewArguments : FewResult {
-  FewShare share;
+struct FewArguments : FewOutput {
+  StreamKSchedule schedule;
 };
 
 template <FewConfig c>
 struct FewMemory {
-  static_assert(c.shared_bytes() <= beside_late_bytes);
+  static_assert(c.shared_bytes() <= shared_beside_late_second);
   std::byte* first;
 
   __device__ std::byte* weights(int stage) const { return first + stage * c.weight_bytes(); }
@@ -66,56 +74,56 @@ struct FewMemory {
   __device__ Mbarrier* empty(int stage) const { return full(c.stages + stage); }
 };
 
-/// The lane that loads. Weights are nothing that the kernel ahead writes: as many as there is room for are
-/// under way before it has ended, and before the block's other warps know of them.
+/// The producer, one lane. The previous kernel does not write the weights, so all stages of weights are
+/// requested before that kernel has ended, and before the CTA's other warps have passed the first barrier.
 template <FewConfig c>
 struct FewLoader {
   const FewMaps& maps;
-  const FewShare& share;
+  const StreamKSchedule& schedule;
   const FewMemory<c>& memory;
-  const int begin, end;
-  const int ahead;  ///< those up to it have places from the start
+  const int begin, end;    ///< units
+  const int prologue_end;  ///< weights of units before it are requested in the prologue
 
-  __device__ __forceinline__ FewLoader(const FewMaps& maps_, const FewShare& share_,
+  __device__ __forceinline__ FewLoader(const FewMaps& maps_, const StreamKSchedule& schedule_,
                                        const FewMemory<c>& memory_)
       : maps(maps_),
-        share(share_),
+        schedule(schedule_),
         memory(memory_),
-        begin(share_.begin(static_cast<int>(blockIdx.x))),
-        end(share_.end(static_cast<int>(blockIdx.x))),
-        ahead(min(end, begin + c.stages)) {}
+        begin(schedule_.begin(static_cast<int>(blockIdx.x))),
+        end(schedule_.end(static_cast<int>(blockIdx.x))),
+        prologue_end(min(end, begin + c.stages)) {}
 
   __device__ __forceinline__ void load_weights(int unit, int stage) const {
     arrive_expecting(memory.full(stage), c.weight_bytes() + c.token_bytes());
-    const int row = unit / share.depth_blocks * c.columns();
-    const int summand = unit % share.depth_blocks * c.depth;
+    const int row = unit / schedule.units_per_tile * c.columns();
+    const int k = unit % schedule.units_per_tile * c.depth;
     if constexpr (c.gated) {
-      copy_box(memory.weights(stage), maps.gate, memory.full(stage), summand, row);
-      copy_box(memory.weights(stage) + c.weight_bytes() / 2, maps.b, memory.full(stage), summand, row);
+      copy_box(memory.weights(stage), maps.gate, memory.full(stage), k, row);
+      copy_box(memory.weights(stage) + c.weight_bytes() / 2, maps.b, memory.full(stage), k, row);
     } else {
-      copy_box(memory.weights(stage), maps.b, memory.full(stage), summand, row);
+      copy_box(memory.weights(stage), maps.b, memory.full(stage), k, row);
     }
   }
   __device__ __forceinline__ void load_tokens(int unit, int stage) const {
-    copy_box(memory.tokens(stage), maps.a, memory.full(stage), unit % share.depth_blocks * c.depth, 0);
+    copy_box(memory.tokens(stage), maps.a, memory.full(stage), unit % schedule.units_per_tile * c.depth, 0);
   }
 
-  /// Makes the barriers and starts.
-  __device__ __forceinline__ void start() const {
+  /// Initialises the mbarriers and requests the first weights.
+  __device__ __forceinline__ void prologue() const {
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(memory.full(stage), 1);
       init_barrier(memory.empty(stage), 4 * c.consumers);
     }
     fence_barrier_inits();
-    for (int unit = begin; unit < ahead; ++unit) load_weights(unit, unit - begin);
+    for (int unit = begin; unit < prologue_end; ++unit) load_weights(unit, unit - begin);
   }
-  __device__ __forceinline__ void go_on() const {
-    wait_for_kernel_ahead();
-    for (int unit = begin; unit < ahead; ++unit) load_tokens(unit, unit - begin);
+  __device__ __forceinline__ void mainloop() const {
+    wait_for_previous_kernel();  // it may write the tokens
+    for (int unit = begin; unit < prologue_end; ++unit) load_tokens(unit, unit - begin);
     Ring<c.stages> ring;
 #pragma unroll 1
     for (int unit = begin; unit < end; ++unit, ring.advance()) {
-      if (unit < ahead) continue;
+      if (unit < prologue_end) continue;
       wait(memory.empty(ring.stage()), ring.parity() ^ 1);
       load_weights(unit, ring.stage());
       load_tokens(unit, ring.stage());
@@ -123,19 +131,21 @@ struct FewLoader {
   }
 };
 
-/// A warpgroup that multiplies: sums[4j ..] of 64 rows of weights and all tokens, as wgmma leaves them.
+/// A consumer warpgroup. Its accumulators are those of 64 rows of weights by all tokens, in wgmma's layout.
 template <typename T, FewConfig c>
 struct FewConsumer {
   static constexpr int count = c.tokens / 2;
   const FewArguments& arguments;
   const FewMemory<c>& memory;
-  const int index;   ///< of the consumers
-  const int thread;  ///< of the warpgroup's
+  const int index;   ///< of this consumer
+  const int thread;  ///< within the warpgroup
   Ring<c.stages> ring;
-  float sums[count];
+  float accumulators[count];
 
+  /// A barrier of this warpgroup.
   __device__ __forceinline__ void sync() const { index == 0 ? sync_some<1, 128>() : sync_some<2, 128>(); }
 
+  /// Multiplies the next units, all of one tile. The accumulators start from 0.
   __device__ __forceinline__ void multiply(int units) {
     const auto address = [](const std::byte* smem) {
       return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -145,16 +155,16 @@ struct FewConsumer {
       wait(memory.full(ring.stage()), ring.parity());
       const TileDescriptor weights = describe_tile(address(memory.weights(ring.stage())) + index * 8192, 0);
       const TileDescriptor tokens = describe_tile(address(memory.tokens(ring.stage())), 0);
-      pin(sums);
+      pin(accumulators);
       fence_products();
 #pragma unroll
       for (int step = 0; step < c.depth / 16; ++step) {
-        WarpgroupProduct<T, c.tokens>::from_shared(sums, weights + step * 2, tokens + step * 2,
+        WarpgroupProduct<T, c.tokens>::from_shared(accumulators, weights + step * 2, tokens + step * 2,
                                                    unit > 0 || step > 0);
       }
       commit_products();
       wait_products<0>();
-      pin(sums);
+      pin(accumulators);
       if (thread % 32 == 0) arrive(memory.empty(ring.stage()));
       ring.advance();
     }
@@ -168,40 +178,40 @@ struct FewConsumer {
     return arguments.flags + block * c.consumers + index;
   }
 
-  /// Leaves the sums to who has the rest of the row.
-  __device__ __forceinline__ void give() const {
+  /// Stores the accumulators for the CTA that finishes the tile.
+  __device__ __forceinline__ void store_partials() const {
 #pragma unroll
     for (int n = 0; n < count / 4; ++n) {
       *reinterpret_cast<float4*>(partial(static_cast<int>(blockIdx.x)) + n * 512) = {
-          sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]};
+          accumulators[4 * n], accumulators[4 * n + 1], accumulators[4 * n + 2], accumulators[4 * n + 3]};
     }
-    sync();  // all are written
+    sync();  // all threads have stored theirs before the flag is raised
     if (thread == 0) raise_flag(flag(static_cast<int>(blockIdx.x)), arguments.owner);
   }
 
-  /// Adds what `others` blocks before this one left, and takes their flags down for the next launch of a
-  /// graph.
-  __device__ __forceinline__ void take(int others) {
+  /// Adds the partial sums of the `others` CTAs with the numbers before this one, and clears their flags: a
+  /// CUDA graph launches the kernel again with the same word in `owner`.
+  __device__ __forceinline__ void add_partials(int others) {
     const int block = static_cast<int>(blockIdx.x);
     for (int other = 1 + thread; other <= others; other += 128) {
       await_flag(flag(block - other), arguments.owner);
       *flag(block - other) = 0;
     }
-    sync();  // they are there
+    sync();  // all flags were seen, so all partial sums can be read
 #pragma unroll 2
     for (int other = 1; other <= others; ++other) {
 #pragma unroll
       for (int n = 0; n < count / 4; ++n) {
         const float4 more = __ldcg(reinterpret_cast<const float4*>(partial(block - other) + n * 512));
-        sums[4 * n] += more.x;
-        sums[4 * n + 1] += more.y;
-        sums[4 * n + 2] += more.z;
-        sums[4 * n + 3] += more.w;
+        accumulators[4 * n] += more.x;
+        accumulators[4 * n + 1] += more.y;
+        accumulators[4 * n + 2] += more.z;
+        accumulators[4 * n + 3] += more.w;
       }
     }
   }
 
-  /// The lane's two rows of weights, of the 64: columns of the result.
+  /// The lane's two rows of weights among the 64 (`half` is 0 or 1). They are columns of the result.
   __device__ __forceinline__ int row_of(int half) const {
     return thread / 32 * 16 + thread % 32 / 4 + 8 * half;
   }
@@ -213,13 +223,14 @@ struct FewConsumer {
       const float value = at < arguments.n ? bias_at<T>(bias, at) : 0.0f;
 #pragma unroll
       for (int n = 0; n < count / 4; ++n) {
-        sums[4 * n + 2 * half] += value;
-        sums[4 * n + 2 * half + 1] += value;
+        accumulators[4 * n + 2 * half] += value;
+        accumulators[4 * n + 2 * half + 1] += value;
       }
     }
   }
 
-  /// 16 tokens at a time by way of shared memory, turned there; a thread writes eight columns of one.
+  /// Transposes the accumulators through shared memory, up to 16 tokens at a time; then a thread writes eight
+  /// columns of one token.
   __device__ __forceinline__ void write(int first) const {
     float* staged = memory.staged(index);
     constexpr int groups = c.staged_tokens() / 8;
@@ -228,14 +239,15 @@ struct FewConsumer {
       if (8 * n >= arguments.m) break;
 #pragma unroll
       for (int e = 0; e < 4 * groups; ++e) {
-        staged[(e / 4 * 8 + thread % 4 * 2 + e % 2) * c.staged_pitch + row_of(e % 4 / 2)] = sums[4 * n + e];
+        staged[(e / 4 * 8 + thread % 4 * 2 + e % 2) * c.staged_pitch + row_of(e % 4 / 2)] =
+            accumulators[4 * n + e];
       }
-      sync();  // the tokens are there
+      sync();  // all threads have stored their elements of these tokens
       const int token = thread / 8;
       if (token < c.staged_tokens() && 8 * n + token < arguments.m) {
         write_eight(staged + token * c.staged_pitch + thread % 8 * 8, 8 * n + token, first + thread % 8 * 8);
       }
-      sync();  // and were read
+      sync();  // all have been read, so the next tokens may overwrite them
     }
   }
   __device__ __forceinline__ void write_eight(const float* from_smem, int token, int column) const {
@@ -263,46 +275,48 @@ struct FewConsumer {
     }
   }
 
-  __device__ __forceinline__ void finish(int row_block) {
+  /// The epilogue of a tile. Where gated, consumer 0 has the gate and consumer 1 what is gated.
+  __device__ __forceinline__ void finish(int tile) {
     const Epilogue& epilogue = arguments.epilogue;
-    const int first = row_block * c.columns() + (c.gated ? 0 : 64 * index);
+    const int first = tile * c.columns() + (c.gated ? 0 : 64 * index);
     add_bias(c.gated && index == 0 ? epilogue.gate_bias : epilogue.bias, first);
-    if (!c.gated || index == 0) activate_all<true>(sums, epilogue.activation);
+    if (!c.gated || index == 0) activate_all<true>(accumulators, epilogue.activation);
     if constexpr (c.gated) {
       float* exchanged = memory.exchanged() + thread;
       if (index == 1) {
 #pragma unroll
-        for (int n = 0; n < count; ++n) exchanged[n * 128] = sums[n];
+        for (int n = 0; n < count; ++n) exchanged[n * 128] = accumulators[n];
       }
-      sync_some<3, 256>();  // what is gated is there
+      sync_some<3, 256>();  // consumer 1 has stored its values
       if (index == 0) {
 #pragma unroll
-        for (int n = 0; n < count; ++n) sums[n] *= exchanged[n * 128];
+        for (int n = 0; n < count; ++n) accumulators[n] *= exchanged[n * 128];
       }
-      sync_some<3, 256>();  // and was read
+      sync_some<3, 256>();  // consumer 0 has read them, so the next tile may overwrite them
       if (index == 1) return;
     }
     write(first);
   }
 
+  /// All units of the CTA, tile by tile.
   __device__ __forceinline__ void run() {
-    const FewShare& share = arguments.share;
+    const StreamKSchedule& schedule = arguments.schedule;
     const int block = static_cast<int>(blockIdx.x);
-    const int end = share.end(block);
-    int unit = share.begin(block);
+    const int end = schedule.end(block);
+    int unit = schedule.begin(block);
 #pragma unroll 1
     while (unit < end) {
-      const int row_block = unit / share.depth_blocks;
-      const int row_end = (row_block + 1) * share.depth_blocks;
-      const int until = min(end, row_end);
+      const int tile = unit / schedule.units_per_tile;
+      const int tile_end = (tile + 1) * schedule.units_per_tile;
+      const int until = min(end, tile_end);
       multiply(until - unit);
-      if (unit > row_block * share.depth_blocks) {
-        give();
+      if (unit > tile * schedule.units_per_tile) {
+        store_partials();
       } else {
         int others = 0;
-        while (others < block && share.begin(block - 1 - others) < row_end) ++others;
-        if (others > 0) take(others);
-        finish(row_block);
+        while (others < block && schedule.begin(block - 1 - others) < tile_end) ++others;
+        if (others > 0) add_partials(others);
+        finish(tile);
       }
       unit = until;
     }
@@ -318,13 +332,13 @@ __global__ void __launch_bounds__(FewConfig::threads, 2)
   const FewMemory<c> memory{first_smem};
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const bool loads = warp == 4 * c.consumers && elected();
-  if (loads) FewLoader<c>(maps, arguments.share, memory).start();
-  __syncthreads();  // barriers are there
-  let_kernel_behind_begin();
+  if (loads) FewLoader<c>(maps, arguments.schedule, memory).prologue();
+  __syncthreads();  // the mbarriers are initialised
+  let_next_kernel_start();
   if (warp == 4 * c.consumers) {
-    if (loads) FewLoader<c>(maps, arguments.share, memory).go_on();
+    if (loads) FewLoader<c>(maps, arguments.schedule, memory).mainloop();
   } else {
-    wait_for_kernel_ahead();  // before anything is written
+    wait_for_previous_kernel();  // it may still read what this kernel writes
     FewConsumer<T, c> consumer{arguments, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};
     consumer.run();
   }

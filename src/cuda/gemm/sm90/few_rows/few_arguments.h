@@ -9,27 +9,27 @@
 
 namespace tilewise::cuda::gemm {
 
-// What the kernels for few rows are given, by tiles or by equal shares.
+// Arguments of the kernels for few rows, by tiles (few_tile.cuh) and by stream-K (few.cuh).
 
-/// What blocks of a product with few rows leave to each other.
-struct FewSpace {
-  float* partials;       ///< [multiprocessors][128 x tokens]
-  std::uint32_t* flags;  ///< [multiprocessors][2]: of each warpgroup
+/// Where CTAs that share a tile's K hand partial sums to each other.
+struct FewWorkspace {
+  float* partials;       ///< [multiprocessors][128 · tokens]
+  std::uint32_t* flags;  ///< [multiprocessors][2], one for each consumer
 };
 
-/// Tokens are filled up to a power of two.
-inline FewSpace take_few_space(Arena& arena, std::int64_t rows, int multiprocessors) {
+/// For `rows` tokens, padded to a power of two.
+inline FewWorkspace take_few_workspace(Arena& arena, std::int64_t rows, int multiprocessors) {
   std::int64_t tokens = 8;
   while (tokens < rows) tokens *= 2;
   return {arena.take<float>(multiprocessors * 128 * tokens),
           arena.take<std::uint32_t>(std::int64_t{multiprocessors} * 2)};
 }
 
-/// Tokens, weights and the gate's weights.
+/// Tensor maps of A (tokens), B (weights) and the gate's weights.
 struct FewMaps {
   CUtensorMap a, b, gate;
 
-  /// `map` makes one of a factor, for boxes of so many of its rows.
+  /// `map(operand, rows)` makes a map with boxes of `rows` rows: `tokens` of A, `weights` of the others.
   template <typename Map>
   static FewMaps of(const GemmCall& call, int tokens, int weights, const Map& map) {
     FewMaps maps{.a = map(call.a, tokens), .b = map(call.b, weights)};
@@ -38,20 +38,20 @@ struct FewMaps {
   }
 };
 
-/// What becomes of sums.
-struct FewResult {
+/// What happens to the accumulators: the epilogue, or a reduction over CTAs before it.
+struct FewOutput {
   int m = 0, n = 0;
   Epilogue epilogue;
-  float* partials = nullptr;       ///< [blocks][partial_floats], where blocks share sums
-  std::uint32_t* flags = nullptr;  ///< [blocks][consumers]: a block's partial is there
-  std::uint32_t owner = 0;         ///< the word that says so, which no other launch has
+  float* partials = nullptr;       ///< [CTAs][partial_floats]
+  std::uint32_t* flags = nullptr;  ///< [CTAs][consumers]: equal to `owner` when partials are complete
+  std::uint32_t owner = 0;         ///< a word that no other launch has
 
-  static FewResult of(const GemmCall& call, const FewSpace& space) {
+  static FewOutput of(const GemmCall& call, const FewWorkspace& workspace) {
     return {.m = static_cast<int>(call.problem.m),
             .n = static_cast<int>(call.problem.n),
             .epilogue = Epilogue::of(call),
-            .partials = space.partials,
-            .flags = space.flags,
+            .partials = workspace.partials,
+            .flags = workspace.flags,
             .owner = new_owner()};
   }
 };

@@ -12,7 +12,7 @@ std::size_t few_workspace(const GemmCall& call, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   if (suits_stream(call, multiprocessors)) return 0;
   Arena arena(nullptr);
-  take_few_space(arena, call.problem.m, multiprocessors);
+  take_few_workspace(arena, call.problem.m, multiprocessors);
   return arena.used();
 }
 

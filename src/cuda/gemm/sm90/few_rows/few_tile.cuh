@@ -18,13 +18,16 @@
 
 namespace tilewise::cuda::gemm {
 
-// The same product as few.cuh's by tiles: a block has some rows of weights and all of their summands, so that
-// no block waits for another, or a share of them where tokens are many and rows few, so that tokens are read
-// less often. Tokens are the 64 rows of wgmma's first factor, weights the columns of its second: those of a
-// gate and of what it gates stand side by side, and the sums of an element are in one thread.
+// GEMM of 2 to 64 rows of A, the tokens, by one tile per CTA. As in few.cuh, the bound is reading B, the
+// weights, once. A CTA computes a tile of some rows of weights with all of K, so that no CTA waits for
+// another. Where tokens are many and tiles narrow, `splits` CTAs share K of a wider tile (split-K), so that
+// tokens are read less often.
+//
+// Tokens are the 64 rows of wgmma's operand A, and rows of weights its columns. A gate and what it gates use
+// two such products over the same tokens, so that both accumulators of an element are in one thread.
 
-/// The grid is tiles by splits.
-struct FewTileArguments : FewResult {
+/// The grid is [tiles, splits].
+struct FewTileArguments : FewOutput {
   FewTiles tiles;
 };
 
@@ -34,11 +37,12 @@ struct FewTileMemory {
   std::byte* first;
 
   __device__ std::byte* tokens(int stage) const { return first + stage * c.token_bytes(); }
-  __device__ std::byte* weights(int stage, int factor = 0) const {
+  /// `matrix` is 0 for the gate's weights and 1 for those that it gates; 0 without a gate.
+  __device__ std::byte* weights(int stage, int matrix = 0) const {
     return first + c.token_stages * c.token_bytes() +
-           (stage * c.factors() + factor) * (c.panels * c.weight_panel_bytes());
+           (stage * c.matrices() + matrix) * (c.panels * c.weight_panel_bytes());
   }
-  /// Sums, once all units were multiplied.
+  /// Accumulators on their way to the other consumer. They reuse the stages after the last unit.
   __device__ float* exchanged() const { return reinterpret_cast<float*>(first); }
   __device__ Mbarrier* full(int stage) const {
     return reinterpret_cast<Mbarrier*>(first + c.ring_bytes()) + stage;
@@ -46,15 +50,17 @@ struct FewTileMemory {
   __device__ Mbarrier* empty(int stage) const { return full(c.stages + stage); }
 };
 
-/// The lane that loads. When a unit was multiplied, its place for weights is free for the unit `stages` on,
-/// and its place for tokens for the one `token_stages` on, whose weights are under way already.
+/// The producer, one lane. Weights and tokens have rings of their own, of `stages` and of `token_stages`
+/// stages, but share the mbarriers, one pair for each stage of weights. When unit n has been multiplied, its
+/// stage of weights is free for unit n + stages, and its stage of tokens for unit n + token_stages, whose
+/// weights were requested earlier.
 template <FewTileConfig c>
 struct FewTileLoader {
   const FewMaps& maps;
   const FewTileArguments& arguments;
   const FewTileMemory<c>& memory;
-  const int row;
-  const int begin, count;  ///< units
+  const int row;           ///< of weights, the tile's first
+  const int begin, count;  ///< units of this CTA's split
 
   __device__ __forceinline__ FewTileLoader(const FewMaps& maps_, const FewTileArguments& arguments_,
                                            const FewTileMemory<c>& memory_)
@@ -65,28 +71,28 @@ struct FewTileLoader {
         begin(arguments_.tiles.begin(static_cast<int>(blockIdx.y))),
         count(arguments_.tiles.count(static_cast<int>(blockIdx.y))) {}
 
-  /// A unit's panels, which lie one behind the other.
+  /// Loads the panels of a unit, one behind the other.
   __device__ __forceinline__ void load(std::byte* to, const CUtensorMap& map, int unit, int stage,
                                        int first_row) const {
     if constexpr (c.panels > 1) {
       copy_panels(to, map, memory.full(stage), (begin + unit) * c.panels, first_row);
     } else {
-      copy_box(to, map, memory.full(stage), (begin + unit) * c.summands(), first_row);
+      copy_box(to, map, memory.full(stage), (begin + unit) * c.depth(), first_row);
     }
   }
-  /// Announces the unit's tokens, too.
+  /// The expected bytes include the unit's tokens.
   __device__ __forceinline__ void load_weights(int unit, int stage) const {
     arrive_expecting(memory.full(stage),
-                     c.panels * (c.factors() * arguments.tiles.rows * 128 + c.token_panel_bytes()));
+                     c.panels * (c.matrices() * arguments.tiles.rows * 128 + c.token_panel_bytes()));
     if constexpr (c.gated) load(memory.weights(stage), maps.gate, unit, stage, row);
-    load(memory.weights(stage, c.factors() - 1), maps.b, unit, stage, row);
+    load(memory.weights(stage, c.matrices() - 1), maps.b, unit, stage, row);
   }
   __device__ __forceinline__ void load_tokens(int unit, int stage, int token_stage) const {
     load(memory.tokens(token_stage), maps.a, unit, stage, 0);
   }
 
-  /// Makes the barriers and starts.
-  __device__ __forceinline__ void start() const {
+  /// Initialises the mbarriers and requests the first weights, which the previous kernel does not write.
+  __device__ __forceinline__ void prologue() const {
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(memory.full(stage), 1);
       init_barrier(memory.empty(stage), c.by_columns() ? 4 * c.consumers : 4);
@@ -94,13 +100,12 @@ struct FewTileLoader {
     fence_barrier_inits();
     for (int unit = 0; unit < min(count, c.stages); ++unit) load_weights(unit, unit);
   }
-  __device__ __forceinline__ void go_on() const {
-    wait_for_kernel_ahead();  // tokens are there
+  __device__ __forceinline__ void mainloop() const {
+    wait_for_previous_kernel();  // it may write the tokens
     for (int unit = 0; unit < min(count, c.token_stages); ++unit) load_tokens(unit, unit, unit);
-    // Step by step a unit was multiplied, from the first on: the ring is where its weights were.
-    Ring<c.stages> ring;
-    Ring<c.stages> behind(c.token_stages % c.stages);
-    Ring<c.token_stages> tokens;
+    Ring<c.stages> ring;                               // weights of `unit`, which has been multiplied
+    Ring<c.stages> behind(c.token_stages % c.stages);  // weights of unit + token_stages
+    Ring<c.token_stages> tokens;                       // tokens of both
 #pragma unroll 1
     for (int unit = 0; unit + c.token_stages < count; ++unit) {
       wait(memory.empty(ring.stage()), ring.parity());
@@ -113,26 +118,29 @@ struct FewTileLoader {
   }
 };
 
-/// A warpgroup that multiplies: sums[f][4j ..] of all tokens and eight rows of a factor's weights, from the
-/// eighth j of the warpgroup's on, as wgmma leaves them.
+/// A consumer warpgroup. accumulators[f] are those of all tokens by its rows of weight matrix f, in wgmma's
+/// layout: four elements of each group of eight rows of weights.
 template <typename T, FewTileConfig c>
 struct FewTileConsumer {
-  static constexpr int factors = c.factors();
+  static constexpr int matrices = c.matrices();
   static constexpr int groups = c.columns() / 8;
-  static constexpr int holders = 2 * c.tokens;  ///< threads that have tokens' sums
+  /// wgmma has 64 rows, two of each four neighbouring threads. The rows of the other threads are padding.
+  static constexpr int active_threads = 2 * c.tokens;
   const FewTileArguments& arguments;
   const FewTileMemory<c>& memory;
-  const int index;   ///< of the consumers
-  const int thread;  ///< of the warpgroup's
-  float sums[factors][c.columns() / 2];
+  const int index;   ///< of this consumer
+  const int thread;  ///< within the warpgroup
+  float accumulators[matrices][c.columns() / 2];
 
+  /// A barrier of this warpgroup.
   __device__ __forceinline__ void sync() const { index == 0 ? sync_some<1, 128>() : sync_some<2, 128>(); }
-  __device__ __forceinline__ bool holds() const { return thread < holders; }
+  __device__ __forceinline__ bool active() const { return thread < active_threads; }
 
-  /// Groups of eight columns that a warpgroup finishes, of those it has sums of.
+  /// The groups of eight columns that consumer `which` finishes, among those that it has accumulators of.
   static constexpr int first_group(int which) { return c.by_columns() || which == 0 ? 0 : groups / 2; }
   static constexpr int end_group(int which) { return !c.by_columns() && which == 0 ? groups / 2 : groups; }
 
+  /// The mainloop.
   __device__ __forceinline__ void multiply(int units) {
     const auto address = [](const std::byte* smem) {
       return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -141,7 +149,7 @@ struct FewTileConsumer {
     const int first = c.by_columns() ? 0 : index;
     const int first_byte = c.by_columns() ? index * c.columns() * 128 : 0;
 #pragma unroll
-    for (auto& of : sums) {
+    for (auto& of : accumulators) {
 #pragma unroll
       for (float& sum : of) sum = 0;
     }
@@ -153,101 +161,102 @@ struct FewTileConsumer {
       const TileDescriptor tokens = describe_tile(address(memory.tokens(token_ring.stage())), 0);
       const TileDescriptor weights = describe_tile(address(memory.weights(ring.stage())) + first_byte, 0);
 #pragma unroll
-      for (auto& of : sums) pin(of);
+      for (auto& of : accumulators) pin(of);
       fence_products();
 #pragma unroll
       for (int panel = 0; panel < c.panels; ++panel) {
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
-          for (int factor = 0; factor < factors; ++factor) {
+          for (int matrix = 0; matrix < matrices; ++matrix) {
             WarpgroupProduct<T, c.columns()>::from_shared(
-                sums[factor], tokens + panel * (c.token_panel_bytes() / 16) + step * 2,
-                weights + (factor * c.panels + panel) * (c.weight_panel_bytes() / 16) + step * 2, true);
+                accumulators[matrix], tokens + panel * (c.token_panel_bytes() / 16) + step * 2,
+                weights + (matrix * c.panels + panel) * (c.weight_panel_bytes() / 16) + step * 2, true);
           }
         }
       }
       commit_products();
       wait_products<0>();
 #pragma unroll
-      for (auto& of : sums) pin(of);
+      for (auto& of : accumulators) pin(of);
       if (thread % 32 == 0) arrive(memory.empty(ring.stage()));
       ring.advance();
       token_ring.advance();
     }
   }
 
-  /// Calls `body` with each group that a warpgroup finishes. What warpgroups and blocks leave to each other
-  /// is of products without a gate.
+  /// Calls `body` with each group that consumer `which` finishes. Only reductions between consumers or CTAs
+  /// use it, and these happen only without a gate.
   template <int which, typename Body>
   __device__ __forceinline__ static void for_groups(const Body& body) {
 #pragma unroll
     for (int group = first_group(which); group < end_group(which); ++group) body(group);
   }
 
-  /// Adds the other warpgroup's sums to those of the columns that this one finishes.
+  /// Where the consumers split K: adds the other consumer's accumulators to those of the columns that this
+  /// one finishes.
   template <int which>
-  __device__ __forceinline__ void join() {
+  __device__ __forceinline__ void reduce_consumers() {
     float* exchanged = memory.exchanged() + thread;
-    sync_some<3, 256>();  // all units were multiplied
-    if (holds()) {
+    sync_some<3, 256>();  // both consumers have read all stages, which `exchanged` overwrites
+    if (active()) {
       for_groups<1 - which>([&](int group) {
 #pragma unroll
-        for (int n = 4 * group; n < 4 * group + 4; ++n) exchanged[n * holders] = sums[0][n];
+        for (int n = 4 * group; n < 4 * group + 4; ++n) exchanged[n * active_threads] = accumulators[0][n];
       });
     }
-    sync_some<3, 256>();  // sums are there
-    if (holds()) {
+    sync_some<3, 256>();  // both have stored their accumulators
+    if (active()) {
       for_groups<which>([&](int group) {
 #pragma unroll
-        for (int n = 4 * group; n < 4 * group + 4; ++n) sums[0][n] += exchanged[n * holders];
+        for (int n = 4 * group; n < 4 * group + 4; ++n) accumulators[0][n] += exchanged[n * active_threads];
       });
     }
   }
 
-  /// The number of the block that has another split of the tile.
+  /// The number of the CTA that has this split of the tile.
   __device__ __forceinline__ int block_of(int split) const {
     return split * arguments.tiles.tiles + static_cast<int>(blockIdx.x);
   }
-  /// Four sums of a thread's, of those that a block leaves to another.
+  /// Where this thread's four partial sums of a group are in the workspace of CTA `block`.
   __device__ __forceinline__ float4* partial(int block, int group) const {
     float* first = arguments.partials + static_cast<std::int64_t>(block) * c.partial_floats();
-    return reinterpret_cast<float4*>(first) + group * holders + thread;
+    return reinterpret_cast<float4*>(first) + group * active_threads + thread;
   }
   __device__ __forceinline__ std::uint32_t* flag(int block) const {
     return arguments.flags + block * c.consumers + index;
   }
 
-  /// Leaves the sums to the block that has the tile's last summands.
+  /// Stores partial sums for the CTA that has the tile's last split, which finishes the tile.
   template <int which>
-  __device__ __forceinline__ void give() const {
+  __device__ __forceinline__ void store_partials() const {
     const int block = block_of(static_cast<int>(blockIdx.y));
-    if (holds()) {
+    if (active()) {
       for_groups<which>([&](int group) {
-        const float* from = sums[0] + 4 * group;
+        const float* from = accumulators[0] + 4 * group;
         *partial(block, group) = {from[0], from[1], from[2], from[3]};
       });
     }
-    sync();  // all are written
+    sync();  // all threads have stored theirs before the flag is raised
     if (thread == 0) raise_flag(flag(block), arguments.owner);
   }
 
-  /// Adds what the tile's other blocks, all of which started before this one, left, and takes their flags
-  /// down for the next launch of a graph.
+  /// Adds the partial sums of the tile's other CTAs, all of which started before this one, and clears their
+  /// flags: a CUDA graph launches the kernel again with the same word in `owner`.
   template <int which>
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void add_partials() {
     constexpr int others = c.splits - 1;
     if (thread < others) {
       await_flag(flag(block_of(thread)), arguments.owner);
       *flag(block_of(thread)) = 0;
     }
-    sync();  // they are there
-    if (!holds()) return;
+    sync();  // all flags were seen, so all partial sums can be read
+    if (!active()) return;
 #pragma unroll 1
     for (int split = others - 1; split >= 0; --split) {
       for_groups<which>([&](int group) {
         const float4 more = __ldcg(partial(block_of(split), group));
-        float* to = sums[0] + 4 * group;
+        float* to = accumulators[0] + 4 * group;
         to[0] += more.x;
         to[1] += more.y;
         to[2] += more.z;
@@ -256,7 +265,7 @@ struct FewTileConsumer {
     }
   }
 
-  /// A token's two columns from `column` on, of which those from `end` on are none of the tile's.
+  /// Writes two columns of a token, as far as they are before `end`, the end of the tile.
   __device__ __forceinline__ void write_two(int token, int column, int end, float x, float y) const {
     const Matrix& residual = arguments.epilogue.residual;
     const Matrix& out = arguments.epilogue.out;
@@ -280,17 +289,18 @@ struct FewTileConsumer {
     return bias.data != nullptr && column < end ? bias_at<T>(bias, column) : 0.0f;
   }
   template <int which>
-  __device__ __forceinline__ void add_bias(const Vector& bias, int factor, int column, int end) {
+  __device__ __forceinline__ void add_bias(const Vector& bias, int matrix, int column, int end) {
     if (bias.data == nullptr) return;
 #pragma unroll
     for (int group = first_group(which); group < end_group(which); ++group) {
       const float left = bias_of(bias, column + 8 * group, end);
       const float right = bias_of(bias, column + 8 * group + 1, end);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[factor][4 * group + e] += e % 2 == 0 ? left : right;
+      for (int e = 0; e < 4; ++e) accumulators[matrix][4 * group + e] += e % 2 == 0 ? left : right;
     }
   }
 
+  /// Bias, activation, gate and residual of the columns that consumer `which` finishes, and the stores.
   template <int which>
   __device__ __forceinline__ void finish() {
     constexpr int first = first_group(which), count = end_group(which) - first;
@@ -299,15 +309,15 @@ struct FewTileConsumer {
     const int end = min(arguments.n, row + arguments.tiles.rows);
     const int token = thread / 32 * 16 + thread % 32 / 4;
     const int column = row + (c.by_columns() ? index * c.columns() : 0) + thread % 4 * 2;
-    add_bias<which>(epilogue.bias, factors - 1, column, end);
+    add_bias<which>(epilogue.bias, matrices - 1, column, end);
     if constexpr (c.gated) add_bias<which>(epilogue.gate_bias, 0, column, end);
     float x[4 * count];
 #pragma unroll
-    for (int n = 0; n < 4 * count; ++n) x[n] = sums[0][4 * first + n];
+    for (int n = 0; n < 4 * count; ++n) x[n] = accumulators[0][4 * first + n];
     activate_all<true>(x, epilogue.activation);
     if constexpr (c.gated) {
 #pragma unroll
-      for (int n = 0; n < 4 * count; ++n) x[n] *= sums[1][4 * first + n];
+      for (int n = 0; n < 4 * count; ++n) x[n] *= accumulators[1][4 * first + n];
     }
 #pragma unroll
     for (int n = 0; n < count; ++n) {
@@ -317,28 +327,28 @@ struct FewTileConsumer {
   }
 
   template <int which>
-  __device__ __forceinline__ void end() {
-    if constexpr (!c.by_columns()) join<which>();
+  __device__ __forceinline__ void reduce_and_finish() {
+    if constexpr (!c.by_columns()) reduce_consumers<which>();
     if constexpr (c.splits > 1) {
-      if (static_cast<int>(blockIdx.y) + 1 < c.splits) return give<which>();
-      take<which>();
+      if (static_cast<int>(blockIdx.y) + 1 < c.splits) return store_partials<which>();
+      add_partials<which>();
     }
-    if (holds()) finish<which>();
+    if (active()) finish<which>();
   }
 
   __device__ __forceinline__ void run() {
     multiply(arguments.tiles.count(static_cast<int>(blockIdx.y)));
-    wait_for_kernel_ahead();  // before anything is written
+    wait_for_previous_kernel();  // it may still read what this kernel writes
     if constexpr (c.by_columns()) {
-      end<0>();
+      reduce_and_finish<0>();
     } else {
-      index == 0 ? end<0>() : end<1>();
+      index == 0 ? reduce_and_finish<0>() : reduce_and_finish<1>();
     }
   }
 };
 
-/// The kernel behind begins late, when the last loads are under way: its blocks' first loads then fill the
-/// time until this one has ended.
+/// The next kernel is allowed to start (PDL) only when the last loads have been requested. Its CTAs' first
+/// loads then fill the time until this kernel has ended.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(FewTileConfig::threads, Table::rows[row].leaves_room() ? 2 : 1)
     few_tile_kernel(const __grid_constant__ FewMaps maps,
@@ -349,12 +359,12 @@ __global__ void __launch_bounds__(FewTileConfig::threads, Table::rows[row].leave
   const FewTileMemory<c> memory{first_smem};
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const bool loads = warp == 4 * c.consumers && elected();
-  if (loads) FewTileLoader<c>(maps, arguments, memory).start();
-  __syncthreads();  // barriers are there
+  if (loads) FewTileLoader<c>(maps, arguments, memory).prologue();
+  __syncthreads();  // the mbarriers are initialised
   if (warp == 4 * c.consumers) {
     if (loads) {
-      FewTileLoader<c>(maps, arguments, memory).go_on();
-      let_kernel_behind_begin();
+      FewTileLoader<c>(maps, arguments, memory).mainloop();
+      let_next_kernel_start();
     }
   } else {
     FewTileConsumer<T, c> consumer{arguments, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};

@@ -2,15 +2,17 @@
 
 namespace tilewise::cuda::gemm {
 
-/// How weights are shared out by tiles: a block has some rows and all of their summands, or one of a few
-/// equal shares of them, which differ by one unit at the most. A unit is some summands of a tile's rows.
+/// How few_tile_kernel distributes weights: a CTA has one tile of `rows` rows with all of K or, with split-K,
+/// one of `splits` shares of K, which differ by at most one unit. FewTileConfig says what a unit is.
 struct FewTiles {
-  int rows = 0;  ///< of a tile
+  int rows = 0;  ///< of weights in a tile
   int tiles = 0;
-  int splits = 1;  ///< blocks of a tile
-  int units = 0;   ///< of a row
+  int splits = 1;  ///< CTAs of a tile
+  int units = 0;   ///< of a tile
 
+  /// CTAs.
   constexpr int blocks() const { return tiles * splits; }
+  /// First unit of a split.
   constexpr int begin(int split) const {
     const int longer = units % splits;
     return split * (units / splits) + (split < longer ? split : longer);

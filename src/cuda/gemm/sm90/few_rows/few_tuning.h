@@ -4,39 +4,39 @@
 
 namespace tilewise::cuda::gemm {
 
-/// How a block of the kernel for few rows is cut: two warpgroups that multiply, 64 rows of weights each, and
-/// a warp that loads. Half a multiprocessor's shared memory at most, so that the next kernel's blocks can
-/// begin to load beside it.
+/// The shape of a CTA of few_kernel: two consumer warpgroups of 64 rows of weights each, and a producer warp.
+/// It takes at most half of an SM's shared memory, so that CTAs of the next kernel can begin to load beside
+/// it.
 struct FewConfig {
-  int tokens = 8;      ///< rows of a are filled up to it
-  int stages = 6;      ///< tiles of weights in shared memory, each of 64 summands
-  bool gated = false;  ///< one warpgroup has the gate's weights, the other those that it gates
+  int tokens = 8;      ///< the rows of A are padded to it
+  int stages = 6;      ///< of weights and tokens in shared memory, each with `depth` of K
+  bool gated = false;  ///< consumer 0 has the gate's weights, consumer 1 those that it gates
 
   static constexpr int depth = 64;
   static constexpr int consumers = 2;
   static constexpr int threads = consumers * 128 + 32;
 
-  /// Columns of the result.
+  /// Columns of the result in a tile.
   constexpr int columns() const { return gated ? 64 : 128; }
   constexpr int weight_bytes() const { return 128 * depth * 2; }
   constexpr int token_bytes() const { return tokens * depth * 2; }
   constexpr int tile_bytes() const { return stages * (weight_bytes() + token_bytes()); }
-  /// The result on its way out, 16 tokens of 64 columns a warpgroup, in f32.
+  /// Results are transposed here on their way out: up to 16 tokens by 64 columns of each consumer, in f32.
   constexpr int staged_tokens() const { return tokens < 16 ? tokens : 16; }
   static constexpr int staged_pitch = 68;
   constexpr int staged_bytes() const { return consumers * staged_tokens() * staged_pitch * 4; }
-  /// What is gated, on its way to the gate.
+  /// Consumer 1's values on their way to consumer 0, which multiplies them by the gate.
   constexpr int exchanged_bytes() const { return gated ? 64 * tokens * 4 : 0; }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + staged_bytes() + exchanged_bytes() + 16 * stages);
   }
-  /// Sums of a block's that another finishes.
+  /// Accumulators of a tile that another CTA finishes.
   constexpr int partial_floats() const { return 128 * tokens; }
 
   friend constexpr bool operator==(const FewConfig&, const FewConfig&) = default;
 };
 
-/// By tokens; of the first that suffices.
+/// The first row with enough tokens runs a problem.
 struct Few {
   static constexpr FewConfig rows[] = {
       {.tokens = 8, .stages = 6},
@@ -54,7 +54,7 @@ struct FewGated {
   };
 };
 
-/// The most rows that it is for.
+/// The most rows of A that few_rows takes.
 inline constexpr int most_tokens = 64;
 
 }  // namespace tilewise::cuda::gemm

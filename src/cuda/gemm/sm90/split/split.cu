@@ -13,26 +13,27 @@
 
 namespace tilewise::cuda::gemm {
 
-/// How a block that multiplies split factors is cut: a warp that loads, and two warpgroups that have 64 rows
-/// each of a tile.
+/// The shape of a CTA of split_gemm_kernel: a producer warp, and two consumer warpgroups with 64 rows of a
+/// tile each.
 struct SplitConfig {
-  int parts = 2;  ///< of f16; of bf16 it is one more
+  int parts = 2;  ///< of f16; bf16 has one more
   int columns = 128;
-  int stages = 3;  ///< each of 64 summands, all parts of f16 of a and b
-  int piece = 1;   ///< stages whose sums tensor cores make
+  int stages = 3;  ///< each with all f16 parts of 64 of K of A and B
+  /// f16: accumulators are added to totals every so many stages. bf16: after all terms of 64 of K.
+  int promotion_interval = 1;
   bool gated = false;
 
   static constexpr int depth = GemmConfig::depth;
 
-  constexpr int terms() const { return parts == 2 ? 3 : 1; }       ///< products of parts of f16
-  constexpr int bf16_terms() const { return parts == 2 ? 6 : 3; }  ///< of bf16
+  constexpr int terms() const { return parts == 2 ? 3 : 1; }       ///< products of f16 parts
+  constexpr int bf16_terms() const { return parts == 2 ? 6 : 3; }  ///< products of bf16 parts
   constexpr int rows() const { return 128; }
   constexpr int a_bytes() const { return rows() * depth * 2; }  ///< of one part
   constexpr int b_bytes() const { return columns * depth * 2; }
   constexpr int stage_bytes() const { return parts * (a_bytes() + b_bytes()); }
-  /// What becomes of sums is what the kernel for 16 bits does with those of results in f32.
+  /// The configuration of `wgmma` whose tile order, pipeline and f32 epilogue this kernel uses.
   constexpr GemmConfig output() const {
-    return {.columns = columns, .stages = stages, .gated = gated, .wide = true};
+    return {.columns = columns, .stages = stages, .gated = gated, .out_f32 = true};
   }
   constexpr int slabs_bytes() const { return output().slabs_bytes(); }
   constexpr std::size_t shared_bytes() const {
@@ -41,27 +42,29 @@ struct SplitConfig {
   friend constexpr bool operator==(const SplitConfig&, const SplitConfig&) = default;
 };
 
+/// Tables of one row each. `tf32`: TF32 is allowed.
 template <bool tf32, bool gated>
 struct Split;
 template <bool gated>
 struct Split<false, gated> {
-  static constexpr SplitConfig rows[] = {{.parts = 2, .stages = 3, .piece = 1, .gated = gated}};
+  static constexpr SplitConfig rows[] = {{.parts = 2, .stages = 3, .promotion_interval = 1, .gated = gated}};
 };
 template <bool gated>
 struct Split<true, gated> {
-  static constexpr SplitConfig rows[] = {{.parts = 1, .stages = 6, .piece = 8, .gated = gated}};
+  static constexpr SplitConfig rows[] = {{.parts = 1, .stages = 6, .promotion_interval = 8, .gated = gated}};
 };
 
-// Products of split factors. A stage holds all parts of f16 of 64 summands, of which three products are made.
-// Tensor cores truncate their sums, an error that grows with their length: sums are taken out of them every
-// `piece` stages and added up in f32, while the other warpgroup's products run.
+// The GEMM of split operands. f16: a stage holds all parts of 64 of K, of which up to three products are
+// made. bf16: a stage holds the two parts of one product. Tensor cores truncate as they accumulate, an error
+// that grows with K. So accumulators are added to totals in f32 registers every `promotion_interval` stages,
+// while the other consumer's products run.
 
-/// The parts that are multiplied.
+/// A product of parts: which part of A, and which of B.
 struct Term {
   int a = 0, b = 0;
 };
 
-/// Small ones come first: the sum loses less.
+/// The terms in the order in which they are added: small ones first, so that the sum loses less.
 template <int terms, typename T>
 constexpr Term term_of(int index) {
   constexpr Term of_f16[] = {{1, 0}, {0, 1}, {0, 0}};
@@ -71,7 +74,7 @@ constexpr Term term_of(int index) {
 
 template <SplitConfig c>
 struct SplitShared {
-  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+  static_assert(c.shared_bytes() <= 232448);  // the most a CTA can have on Hopper
 
   std::byte* first;
 
@@ -87,7 +90,7 @@ struct SplitShared {
   }
 };
 
-/// The lane that loads.
+/// The producer, one lane.
 template <SplitConfig c>
 struct SplitLoader {
   const GemmMaps& maps;
@@ -95,27 +98,28 @@ struct SplitLoader {
   const GemmArguments& arguments;
   Ring<c.stages> ring;
 
-  __device__ __forceinline__ void load_parts(Mbarrier* full, int place, Term term, int row, int column,
-                                             int summand) const {
-    copy_box(shared.a(ring.stage(), place), maps.a, full, summand, row + term.a * arguments.m);
-    std::byte* to = shared.b(ring.stage(), place);
+  /// Loads the parts of a term into slot `slot` of the stage.
+  __device__ __forceinline__ void load_parts(Mbarrier* full, int slot, Term term, int row, int column,
+                                             int k) const {
+    copy_box(shared.a(ring.stage(), slot), maps.a, full, k, row + term.a * arguments.m);
+    std::byte* to = shared.b(ring.stage(), slot);
     const int from = column + term.b * arguments.n;
     if constexpr (c.gated) {
-      copy_box(to, maps.gate, full, summand, from);
-      copy_box(to + c.b_bytes() / 2, maps.b, full, summand, from);
+      copy_box(to, maps.gate, full, k, from);
+      copy_box(to + c.b_bytes() / 2, maps.b, full, k, from);
     } else {
-      copy_box(to, maps.b, full, summand, from);
+      copy_box(to, maps.b, full, k, from);
     }
   }
 
-  /// f16: all parts are of one stage. bf16: those of one product are.
+  /// Loads all tiles. T is the type of the parts.
   template <typename T>
   __device__ void load() {
     constexpr bool f16 = std::is_same_v<T, __half>;
     Barriers<c.output()>& barriers = shared.barriers();
     for_each_tile<c.output()>(arguments, [&](int row, int column) {
 #pragma unroll 1
-      for (int summand = 0; summand < arguments.k; summand += c.depth) {
+      for (int k = 0; k < arguments.k; k += c.depth) {
 #pragma unroll 1
         for (int term = 0; term < (f16 ? 1 : c.bf16_terms()); ++term) {
           wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
@@ -124,10 +128,10 @@ struct SplitLoader {
           if constexpr (f16) {
 #pragma unroll
             for (int part = 0; part < c.parts; ++part) {
-              load_parts(full, part, {part, part}, row, column, summand);
+              load_parts(full, part, {part, part}, row, column, k);
             }
           } else {
-            load_parts(full, 0, term_of<c.bf16_terms(), T>(term), row, column, summand);
+            load_parts(full, 0, term_of<c.bf16_terms(), T>(term), row, column, k);
           }
           ring.advance();
         }
@@ -136,13 +140,13 @@ struct SplitLoader {
   }
 };
 
-/// A warpgroup that multiplies.
+/// A consumer warpgroup.
 template <SplitConfig c>
 struct SplitConsumer {
   Barriers<c.output()>& barriers;
-  const TileDescriptor a_tile, b_tile;  ///< the first stage
+  const TileDescriptor a_tile, b_tile;  ///< of part 0 of stage 0
   Ring<c.stages> ring;
-  Sums<c.output()> totals;
+  Accumulators<c.output()> totals;
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -156,13 +160,13 @@ struct SplitConsumer {
     if (threadIdx.x % 32 == 0) arrive(&barriers.empty[stage]);
   }
 
-  /// Of a stage.
+  /// Starts the products of a stage.
   template <typename T>
-  __device__ __forceinline__ void start_products(float (&sums)[c.columns / 2], bool add) {
+  __device__ __forceinline__ void start_products(float (&accumulators)[c.columns / 2], bool add) {
     constexpr int terms = std::is_same_v<T, __half> ? c.terms() : 1;
     const TileDescriptor a = a_tile + ring.stage() * (c.stage_bytes() / 16);
     const TileDescriptor b = b_tile + ring.stage() * (c.stage_bytes() / 16);
-    pin(sums);
+    pin(accumulators);
     fence_products();
 #pragma unroll
     for (int n = 0; n < terms; ++n) {
@@ -170,73 +174,73 @@ struct SplitConsumer {
 #pragma unroll
       for (int step = 0; step < c.depth / 16; ++step) {
         WarpgroupProduct<T, c.columns>::template from_shared<0, 0>(
-            sums, a + term.a * (c.a_bytes() / 16) + 2 * step, b + term.b * (c.b_bytes() / 16) + 2 * step,
-            add || n > 0 || step > 0);
+            accumulators, a + term.a * (c.a_bytes() / 16) + 2 * step,
+            b + term.b * (c.b_bytes() / 16) + 2 * step, add || n > 0 || step > 0);
       }
     }
     commit_products();
   }
 
-  /// All of a tile. A stage is let go when the next one's products have begun.
+  /// The mainloop of a tile. A stage is released when the products of the next one have been started.
   template <typename T>
   __device__ __forceinline__ void multiply(int stages) {
-    constexpr int piece = std::is_same_v<T, __half> ? c.piece : c.bf16_terms();
-    float sums[c.columns / 2];
+    constexpr int promotion_interval = std::is_same_v<T, __half> ? c.promotion_interval : c.bf16_terms();
+    float accumulators[c.columns / 2];
 #pragma unroll
     for (int n = 0; n < c.columns / 2; ++n) totals[0][n] = 0;
 #pragma unroll 1
-    for (int first = 0; first < stages; first += piece) {
-      const int count = piece == 1 ? 1 : min(piece, stages - first);
+    for (int first = 0; first < stages; first += promotion_interval) {
+      const int count = promotion_interval == 1 ? 1 : min(promotion_interval, stages - first);
       wait(&barriers.full[ring.stage()], ring.parity());
-      start_products<T>(sums, false);
+      start_products<T>(accumulators, false);
       int before = ring.stage();
       ring.advance();
 #pragma unroll 1
       for (int stage = 1; stage < count; ++stage) {
         wait(&barriers.full[ring.stage()], ring.parity());
-        start_products<T>(sums, true);
+        start_products<T>(accumulators, true);
         wait_products<1>();
         release(before);
         before = ring.stage();
         ring.advance();
       }
       wait_products<0>();
-      pin(sums);
+      pin(accumulators);
       release(before);
 #pragma unroll
-      for (int n = 0; n < c.columns / 2; ++n) totals[0][n] += sums[n];
+      for (int n = 0; n < c.columns / 2; ++n) totals[0][n] += accumulators[n];
     }
   }
 };
 
-/// x · 2^exponent, by two factors: the first alone would be too large or too small for some.
+/// x · 2^exponent, multiplied in two halves: 2^exponent alone may be outside the range of f32.
 __device__ __forceinline__ float scaled(float x, int exponent) {
   const int half = exponent / 2;
   return x * __int_as_float((half + 127) << 23) * __int_as_float((exponent - half + 127) << 23);
 }
 
-/// Takes back the exponents of rows and columns, which lie as wgmma leaves sums (wgmma.cuh). `row` and
-/// `column` are the lane's first.
-template <SplitConfig c, typename Totals>  // Sums<c.output()>, of which GCC makes no name
+/// Undoes the scaling of the rows of A and B. Totals are in the layout of wgmma's accumulators (wgmma.cuh);
+/// `row` and `column` are the lane's first.
+template <SplitConfig c, typename Totals>  // Accumulators<c.output()>, which GCC cannot mangle
 __device__ __forceinline__ void scale_back(Totals& totals, const GemmArguments& arguments,
-                                           const SplitSpace& space, int row, int column) {
-  int of_rows[2];
+                                           const SplitWorkspace& workspace, int row, int column) {
+  int row_exponents[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    of_rows[half] = row + 8 * half < arguments.m ? space.a.exponents[row + 8 * half] : 0;
+    row_exponents[half] = row + 8 * half < arguments.m ? workspace.a.exponents[row + 8 * half] : 0;
   }
 #pragma unroll
   for (int n = 0; n < c.columns / 8; ++n) {
     const bool of_gate = c.gated && n < c.columns / 16;
-    const int* exponents = of_gate ? space.gate.exponents : space.b.exponents;
+    const int* exponents = of_gate ? workspace.gate.exponents : workspace.b.exponents;
     const int first = column + 8 * (c.gated ? n % (c.columns / 16) : n);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int of_column = first + e < arguments.n ? exponents[first + e] : 0;
+      const int column_exponent = first + e < arguments.n ? exponents[first + e] : 0;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& x = totals[0][4 * n + 2 * half + e];
-        x = scaled(x, -of_rows[half] - of_column);
+        x = scaled(x, -row_exponents[half] - column_exponent);
       }
     }
   }
@@ -245,16 +249,16 @@ __device__ __forceinline__ void scale_back(Totals& totals, const GemmArguments& 
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
     split_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments,
-                      const __grid_constant__ SplitSpace space) {
+                      const __grid_constant__ SplitWorkspace workspace) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr SplitConfig c = Table::rows[row];
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const SplitShared<c> shared{first_smem};
-  // The same in all lanes, which the compiler cannot see in threadIdx.
+  // The shuffle tells the compiler that the number is the same in all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) shared.barriers().init();
-  const bool f16 = fits_f16(space.findings->a, space.findings->b, arguments.k, c.parts == 1);
-  __syncthreads();  // barriers are there; the last one for all
+  const bool f16 = fits_f16(workspace.findings->a, workspace.findings->b, arguments.k, c.parts == 1);
+  __syncthreads();  // the mbarriers are initialised; the last barrier of the whole CTA
 
   if (warp < 4) {
     keep_registers<c.output().producer_registers()>();
@@ -272,14 +276,15 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
     for_each_tile<c.output()>(arguments, [&](int first_row, int column) {
       const int warp_row = first_row + index * 64 + warp % 4 * 16;
       writer.begin(warp_row, column);
-      const int marked = space.row_marks[first_row / marked_rows] | space.column_marks[column / marked_rows];
+      const int marked =
+          workspace.row_marks[first_row / marked_rows] | workspace.column_marks[column / marked_rows];
       if (f16) {
         consumer.template multiply<__half>(stages);
-        scale_back<c>(consumer.totals, arguments, space, warp_row + lane / 4, column + lane % 4 * 2);
+        scale_back<c>(consumer.totals, arguments, workspace, warp_row + lane / 4, column + lane % 4 * 2);
       } else {
         consumer.template multiply<__nv_bfloat16>(stages * c.bf16_terms());
       }
-      if (marked == 0) writer.finish(consumer.totals);
+      if (marked == 0) writer.finish(consumer.totals);  // else simt computes the tile
     });
     writer.end();
   }
@@ -288,29 +293,29 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
 
 namespace {
 
-/// The factors for which `suits`; `blocks_of` says how many blocks one takes.
+/// The operands for which `suits` is true; `ctas_of` says how many CTAs one takes.
 template <typename Suits, typename Blocks>
-Splitting splitting_of(const GemmCall& call, const SplitSpace& space, const Suits& suits,
-                       const Blocks& blocks_of) {
+Splitting splitting_of(const GemmCall& call, const SplitWorkspace& workspace, const Suits& suits,
+                       const Blocks& ctas_of) {
   Splitting splitting;
   const auto add = [&](const Matrix& matrix, const Parts& parts, Spread* spread, int* marks) {
-    if (suits(matrix)) splitting.add(matrix, parts, spread, marks, blocks_of(matrix));
+    if (suits(matrix)) splitting.add(matrix, parts, spread, marks, ctas_of(matrix));
   };
-  add(call.a, space.a, &space.findings->a, space.row_marks);
-  add(call.b, space.b, &space.findings->b, space.column_marks);
-  if (call.problem.gated) add(call.gate, space.gate, &space.findings->b, space.column_marks);
+  add(call.a, workspace.a, &workspace.findings->a, workspace.row_marks);
+  add(call.b, workspace.b, &workspace.findings->b, workspace.column_marks);
+  if (call.problem.gated) add(call.gate, workspace.gate, &workspace.findings->b, workspace.column_marks);
   return splitting;
 }
 
 template <int parts>
-void split_into_f16(const GemmCall& call, const SplitSpace& space, cudaStream_t stream) {
+void split_into_f16(const GemmCall& call, const SplitWorkspace& workspace, cudaStream_t stream) {
   const Splitting rows = splitting_of(
-      call, space, [](const Matrix& x) { return x.by_rows(); }, [](const Matrix& x) { return x.rows; });
+      call, workspace, [](const Matrix& x) { return x.by_rows(); }, [](const Matrix& x) { return x.rows; });
   const Splitting columns = splitting_of(
-      call, space, [](const Matrix& x) { return !x.by_rows(); },
+      call, workspace, [](const Matrix& x) { return !x.by_rows(); },
       [](const Matrix& x) { return (x.rows + across_rows - 1) / across_rows; });
   const auto how = [&](const Splitting& splitting, int threads) {
-    return Launch{.name = "tilewise splitting into f16",
+    return Launch{.name = "tilewise split gemm, f16 parts",
                   .blocks = splitting.blocks,
                   .threads = threads,
                   .stream = stream};
@@ -321,14 +326,15 @@ void split_into_f16(const GemmCall& call, const SplitSpace& space, cudaStream_t 
 }
 
 template <typename Table, int row>
-void multiply(const GemmCall& call, const SplitSpace& space, int multiprocessors, cudaStream_t stream) {
+void multiply(const GemmCall& call, const SplitWorkspace& workspace, int multiprocessors,
+              cudaStream_t stream) {
   constexpr SplitConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
   const int b_box = c.gated ? c.columns / 2 : c.columns;
-  GemmMaps maps{.a = map_of_factor(space.a.matrix(call.a), false, c.rows()),
-                .b = map_of_factor(space.b.matrix(call.b), false, b_box)};
-  maps.gate = c.gated ? map_of_factor(space.gate.matrix(call.gate), false, b_box) : maps.b;
-  maps.out = maps.out_rest = maps.b;  // results in f32 do without
+  GemmMaps maps{.a = map_of_operand(workspace.a.matrix(call.a), false, c.rows()),
+                .b = map_of_operand(workspace.b.matrix(call.b), false, b_box)};
+  maps.gate = c.gated ? map_of_operand(workspace.gate.matrix(call.gate), false, b_box) : maps.b;
+  maps.out = maps.out_tail = maps.b;  // unused: results in f32 are not stored by TMA
   const int tiles_m = tiles_of(problem.m, c.rows());
   const int tiles_n = tiles_of(problem.n, c.output().out_columns());
   const int blocks =
@@ -343,32 +349,34 @@ void multiply(const GemmCall& call, const SplitSpace& space, int multiprocessors
                                          .threads = c.output().threads(),
                                          .shared_bytes = c.shared_bytes(),
                                          .stream = stream},
-                                        maps, arguments, space);
+                                        maps, arguments, workspace);
 }
 
 template <bool tf32>
 void run(const GemmCall& call, const Context& context) {
-  const SplitSpace space(call, context.workspace.data);
+  const SplitWorkspace workspace(call, context.workspace.data);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* stream = static_cast<cudaStream_t>(context.stream);
-  check_cuda(cudaMemsetAsync(space.findings, 0, space.zeroed, stream), "tilewise split gemm");
-  split_into_f16<(tf32 ? 1 : 2)>(call, space, stream);
+  check_cuda(cudaMemsetAsync(workspace.findings, 0, workspace.zeroed, stream), "tilewise split gemm");
+  split_into_f16<(tf32 ? 1 : 2)>(call, workspace, stream);
   const Splitting squares = splitting_of(
-      call, space, [](const Matrix&) { return true; },
+      call, workspace, [](const Matrix&) { return true; },
       [](const Matrix& x) { return (x.rows + 31) / 32 * ((x.columns + 31) / 32); });
-  launch<split_into_bf16<tf32>>({.name = "tilewise splitting into bf16",
+  launch<split_into_bf16<tf32>>({.name = "tilewise split gemm, bf16 parts",
                                  .blocks = std::min<std::int64_t>(squares.blocks, 8 * multiprocessors),
                                  .threads = split_threads,
                                  .stream = stream},
-                                squares, space.findings);
-  call.problem.gated ? multiply<Split<tf32, true>, 0>(call, space, multiprocessors, stream)
-                     : multiply<Split<tf32, false>, 0>(call, space, multiprocessors, stream);
-  run_simt_marked(call, {space.row_marks, space.column_marks}, context);
+                                squares, workspace.findings);
+  call.problem.gated ? multiply<Split<tf32, true>, 0>(call, workspace, multiprocessors, stream)
+                     : multiply<Split<tf32, false>, 0>(call, workspace, multiprocessors, stream);
+  run_simt_marked(call, {workspace.row_marks, workspace.column_marks}, context);
 }
 
 }  // namespace
 
-std::size_t split_workspace(const GemmCall& call, const Context&) { return SplitSpace(call, nullptr).bytes; }
+std::size_t split_workspace(const GemmCall& call, const Context&) {
+  return SplitWorkspace(call, nullptr).bytes;
+}
 
 void run_split(const GemmCall& call, const Context& context) {
   call.problem.allow_tf32 ? run<true>(call, context) : run<false>(call, context);

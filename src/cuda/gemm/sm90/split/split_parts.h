@@ -8,27 +8,26 @@
 
 namespace tilewise::cuda::gemm {
 
-// What splitting leaves in the workspace, beside the parts.
+// The workspace of `split`: the operands' 16-bit parts, and what was found out while splitting.
 
-/// How numbers are distributed in the rows of one side, each relative to the largest of its row. Counts are
-/// those of the row that has most.
+/// How sizes are distributed in the rows of A, or of B and its gate, relative to the largest number of each
+/// row. Each count is the maximum over rows.
 struct Spread {
-  /// Numbers below 2^-grade of the largest, zeros too, for each grade.
   static constexpr int grades = 4;
   static constexpr int grade(int n) { return n == 0 ? 4 : n == 1 ? 8 : n == 2 ? 11 : 13; }
-  int small[grades];
-  int lossy;  ///< numbers other than 0 that two parts of f16 (one, where TF32 is allowed) may not hold whole
+  int small[grades];  ///< for each grade: numbers below 2^-grade of the row's largest, zeros included
+  int lossy;          ///< numbers other than 0 of which f16 parts may hold less than f32 (or TF32) does
 };
 
-/// Whether parts of f16 do. A lossy number is off by 2^-39 of the largest of its row at most. That shows
-/// where large numbers of either side meet small ones alone, as in (1, 1e-8)·(1e-8, 1). But at so many
-/// summands as are small in neither row, products have some size at least: so the sum of all |a b| has, of
-/// which f32 itself loses 2^-24 (TF32 2^-11).
-constexpr bool fits_f16(const Spread& a, const Spread& b, std::int64_t summands, bool tf32) {
+/// Whether f16 is exact enough for a dot product of `k` numbers. A lossy number is off by at most 2^-39 of
+/// the largest of its row. That shows only where large numbers of each operand meet small ones of the other,
+/// as in (1, 1e-8)·(1e-8, 1). At all indices where neither row has a number below its grade, |a·b| has at
+/// least a certain size. This bounds Σ|a·b| from below, and f32 itself loses 2^-24 of that sum (TF32 2^-11).
+constexpr bool fits_f16(const Spread& a, const Spread& b, std::int64_t k, bool tf32) {
   const double lost = static_cast<double>(a.lossy) + static_cast<double>(b.lossy);
   for (int i = 0; i < Spread::grades; ++i) {
     for (int j = 0; j < Spread::grades; ++j) {
-      const std::int64_t both = summands - a.small[i] - b.small[j];
+      const std::int64_t both = k - a.small[i] - b.small[j];
       const int down = Spread::grade(i) + Spread::grade(j);
       const double room = static_cast<double>(std::int64_t{1} << (tf32 ? 27 : 14));
       if (both > 0 &&
@@ -40,16 +39,17 @@ constexpr bool fits_f16(const Spread& a, const Spread& b, std::int64_t summands,
   return false;
 }
 
-/// Rows of a factor, or columns of the result, whose tiles are told apart where numbers are not finite.
+/// Rows of A or B, those of a tile of the result, that share a mark. It says that they contain infinities or
+/// NaN.
 inline constexpr int marked_rows = 128;
 
-/// A factor's parts [parts, rows, columns] by rows, whose stride is a multiple of 8; and its rows' exponents:
-/// parts of f16 are those of x · 2^exponent.
+/// The parts of an operand, [parts, rows, columns] and row-major, and the exponents of its rows: the f16
+/// parts are those of x · 2^exponent.
 struct Parts {
   std::uint16_t* data = nullptr;
   int* exponents = nullptr;  ///< [rows]
-  std::int64_t stride = 0;
-  int count = 0;  ///< of bf16; of f16 it is one less
+  std::int64_t stride = 0;   ///< of a row; a multiple of 8
+  int count = 0;             ///< bf16 parts; there is one f16 part less
 
   Parts() = default;
   Parts(Arena& arena, const Matrix& of, int bf16_parts)
@@ -57,7 +57,7 @@ struct Parts {
     data = arena.take<std::uint16_t>(of.rows * stride * count);
     exponents = arena.take<int>(of.rows);
   }
-  /// As one matrix. Maps for copies serve both types.
+  /// All parts as one matrix. TMA copies bits, so a map for bf16 serves f16, too.
   Matrix matrix(const Matrix& of) const {
     return {.data = reinterpret_cast<std::byte*>(data),
             .dtype = DType::bf16,
@@ -67,37 +67,36 @@ struct Parts {
   }
 };
 
-/// What is found out while splitting, all of it 0 before.
+/// What is counted while splitting. It is 0 before.
 struct Findings {
-  Spread a, b;  ///< b's and its gate's
+  Spread a, b;  ///< b is that of B and its gate
 };
 
-/// The workspace.
-struct SplitSpace {
+struct SplitWorkspace {
   Parts a, b, gate;
   Findings* findings = nullptr;
-  int* row_marks = nullptr;     ///< [m / 128]: nonzero where a number in these rows of a is not finite
-  int* column_marks = nullptr;  ///< [n / 128]: the same of b and its gate
-  std::size_t zeroed = 0;       ///< bytes of the last three, which lie together
+  int* row_marks = nullptr;     ///< [M / 128]: not 0 where these rows of A contain infinities or NaN
+  int* column_marks = nullptr;  ///< [N / 128]: the same for B and its gate
+  std::size_t zeroed = 0;       ///< bytes of findings and marks, which are contiguous
   std::size_t bytes = 0;
 
   static constexpr std::int64_t marks(std::int64_t rows) { return (rows + marked_rows - 1) / marked_rows; }
 
-  SplitSpace(const GemmCall& call, void* base) {
+  SplitWorkspace(const GemmCall& call, void* base) {
     Arena arena(base);
     const GemmProblem& problem = call.problem;
     const int parts = problem.allow_tf32 ? 2 : 3;
     a = Parts(arena, call.a, parts);
     b = Parts(arena, call.b, parts);
     if (problem.gated) gate = Parts(arena, call.gate, parts);
-    const std::int64_t of_rows = marks(problem.m);
-    const std::int64_t of_columns = marks(problem.n);
-    zeroed = sizeof(Findings) + static_cast<std::size_t>(of_rows + of_columns) * sizeof(int);
+    const std::int64_t row_mark_count = marks(problem.m);
+    const std::int64_t column_mark_count = marks(problem.n);
+    zeroed = sizeof(Findings) + static_cast<std::size_t>(row_mark_count + column_mark_count) * sizeof(int);
     findings = reinterpret_cast<Findings*>(arena.take<std::byte>(static_cast<std::int64_t>(zeroed)));
     bytes = arena.used();
     if (findings == nullptr) return;
     row_marks = reinterpret_cast<int*>(findings + 1);
-    column_marks = row_marks + of_rows;
+    column_marks = row_marks + row_mark_count;
   }
 };
 

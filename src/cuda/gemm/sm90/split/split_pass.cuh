@@ -7,55 +7,57 @@
 
 namespace tilewise::cuda::gemm {
 
-// Splitting factors, all of a product in one launch.
+// The kernels that split operands. One launch splits all operands of a GEMM that it suits.
 
+/// The operands that a launch splits, and which of its CTAs have which.
 struct Splitting {
-  struct Factor {
+  struct Operand {
     Matrix matrix;
     Parts parts;
     Spread* spread = nullptr;
     int* marks = nullptr;
     std::int64_t first_block = 0;
   };
-  Factor factors[3];
+  Operand operands[3];
   int count = 0;
   std::int64_t blocks = 0;
 
-  void add(const Matrix& matrix, const Parts& parts, Spread* spread, int* marks, std::int64_t of_blocks) {
-    factors[count++] = {matrix, parts, spread, marks, blocks};
-    blocks += of_blocks;
+  void add(const Matrix& matrix, const Parts& parts, Spread* spread, int* marks, std::int64_t ctas) {
+    operands[count++] = {matrix, parts, spread, marks, blocks};
+    blocks += ctas;
   }
-  __device__ const Factor& of_block(std::int64_t block) const {
+  __device__ const Operand& of_block(std::int64_t block) const {
     int n = count - 1;
-    while (block < factors[n].first_block) --n;
-    return factors[n];
+    while (block < operands[n].first_block) --n;
+    return operands[n];
   }
 };
 
 inline constexpr int split_threads = 256;
 
-/// The magnitude of a number as bits, which compare as numbers do; NaN is above all.
+/// The bits of |x|, which compare as the numbers do; those of NaN are the largest.
 __device__ __forceinline__ int magnitude(float x) { return __float_as_int(x) & 0x7fffffff; }
-/// From here on a number is not finite, or would not be as bf16.
+/// The least magnitude that is infinite, NaN, or would round to infinity as bf16.
 inline constexpr int least_infinite = 0x7f7f8000;
 
-/// 2^14 is what the largest number of a row is brought to. An exponent past 126 would be no f32's own.
+/// The exponent that brings the largest number of a row to 2^14. It is at most 126, so that 2^exponent and
+/// 2^-exponent are normal numbers of f32.
 __device__ __forceinline__ int exponent_of(int largest) {
   return largest == 0 ? 0 : min(14 - ((largest >> 23) - 127), 126);
 }
 
-/// What a thread, then a row's threads, have counted of Spread.
+/// The counts of Spread for a thread, and then for all threads of a row.
 struct Counts {
   int small[Spread::grades] = {};
   int lossy = 0;
 
-  /// A number as scaled.
+  /// Counts a number that has been scaled.
   template <int parts>
   __device__ __forceinline__ void add(float x) {
     const int size = magnitude(x);
 #pragma unroll
     for (int n = 0; n < Spread::grades; ++n) small[n] += size < (127 + 14 - Spread::grade(n)) << 23 ? 1 : 0;
-    // f16 keeps what is a multiple of 2^-24.
+    // The spacing of f16 is at least 2^-24, too coarse for the parts of numbers below `least`.
     constexpr int least = (127 + (parts == 2 ? -2 : -14)) << 23;
     lossy += size != 0 && size < least ? 1 : 0;
   }
@@ -69,9 +71,9 @@ struct Counts {
   }
 };
 
-/// Eight numbers of a row by their parts of f16, 16 bytes each.
+/// Stores the f16 parts of eight numbers of a row, 16 bytes for each part.
 template <int parts>
-__device__ __forceinline__ void store_parts(const Splitting::Factor& factor, std::int64_t row,
+__device__ __forceinline__ void store_parts(const Splitting::Operand& operand, std::int64_t row,
                                             std::int64_t column, const float (&x)[8]) {
   uint4 high, low;
   std::uint32_t *high_words = &high.x, *low_words = &low.x;
@@ -81,20 +83,20 @@ __device__ __forceinline__ void store_parts(const Splitting::Factor& factor, std
     const float2 rounded = unpack<__half>(high_words[n]);
     low_words[n] = pack<__half>(x[2 * n] - rounded.x, x[2 * n + 1] - rounded.y);
   }
-  std::uint16_t* to = factor.parts.data + row * factor.parts.stride + column;
+  std::uint16_t* to = operand.parts.data + row * operand.parts.stride + column;
   *reinterpret_cast<uint4*>(to) = high;
-  if constexpr (parts == 2) *reinterpret_cast<uint4*>(to + factor.matrix.rows * factor.parts.stride) = low;
+  if constexpr (parts == 2) *reinterpret_cast<uint4*>(to + operand.matrix.rows * operand.parts.stride) = low;
 }
 
-/// Rows that are contiguous: a block has one, of which it keeps `kept` · 2048 numbers in registers, and reads
-/// what is more than that twice.
+/// Splits operands with contiguous rows into f16, one row per CTA. Up to `kept` · 2048 numbers of a row stay
+/// in registers between finding the largest and splitting; numbers past them are read twice.
 template <int parts, int kept>
 __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_constant__ Splitting splitting) {
   constexpr int step = 8 * split_threads;
-  const Splitting::Factor& factor = splitting.of_block(blockIdx.x);
-  const std::int64_t row = blockIdx.x - factor.first_block;
-  const auto columns = static_cast<int>(factor.matrix.columns);
-  const auto* from = reinterpret_cast<const float*>(factor.matrix.data) + row * factor.matrix.stride_row;
+  const Splitting::Operand& operand = splitting.of_block(blockIdx.x);
+  const std::int64_t row = blockIdx.x - operand.first_block;
+  const auto columns = static_cast<int>(operand.matrix.columns);
+  const auto* from = reinterpret_cast<const float*>(operand.matrix.data) + row * operand.matrix.stride_row;
   const int first = 8 * static_cast<int>(threadIdx.x);
   const auto load = [&](float(&x)[8], int column) {
     if (column + 8 <= columns) {
@@ -126,13 +128,13 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
   __shared__ int all_counts[Spread::grades + 1];
   if (threadIdx.x == 0) all_largest = 0;
   if (threadIdx.x <= Spread::grades) all_counts[threadIdx.x] = 0;
-  __syncthreads();  // they are 0
+  __syncthreads();  // all_largest and all_counts are 0
   largest = __reduce_max_sync(~0u, largest);
   if (threadIdx.x % 32 == 0) atomicMax(&all_largest, largest);
-  __syncthreads();  // everyone's is in it
+  __syncthreads();  // all warps have added theirs
   largest = all_largest;
   if (largest >= least_infinite) {
-    if (threadIdx.x == 0) factor.marks[row / marked_rows] = 1;
+    if (threadIdx.x == 0) operand.marks[row / marked_rows] = 1;
     return;
   }
 
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
       eight[n] *= power;
       if (column + n < columns) counts.add<parts>(eight[n]);
     }
-    store_parts<parts>(factor, row, column, eight);
+    store_parts<parts>(operand, row, column, eight);
   };
 #pragma unroll
   for (int n = 0; n < kept; ++n) split(x[n], first + n * step);
@@ -161,17 +163,18 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
     const int count = __reduce_add_sync(~0u, n < Spread::grades ? counts.small[n] : counts.lossy);
     if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_counts + n, count);
   }
-  __syncthreads();  // everyone has counted
+  __syncthreads();  // all warps have added their counts
   if (threadIdx.x != 0) return;
-  factor.parts.exponents[row] = exponent;
-  if (largest == 0) return;  // nothing is lost of zeros
+  operand.parts.exponents[row] = exponent;
+  if (largest == 0) return;  // zeros lose nothing
   for (int n = 0; n < Spread::grades; ++n) counts.small[n] = all_counts[n];
   counts.lossy = all_counts[Spread::grades];
-  counts.add_to(*factor.spread);
+  counts.add_to(*operand.spread);
 }
 
-/// Rows that lie across memory: a block has 32 and reads them twice, the second time from the L2, through
-/// shared memory 256 summands at a time. There are few such blocks, hence their size.
+/// Splits operands whose columns are contiguous into f16, 32 rows per CTA. A CTA reads its rows twice, the
+/// second time from the L2, and transposes 256 of K at a time in shared memory. There are few such CTAs,
+/// hence their size.
 inline constexpr int across_threads = 1024;
 inline constexpr int across_rows = 32;
 
@@ -182,22 +185,22 @@ __global__ void __launch_bounds__(across_threads)
   __shared__ float transposed[depth][rows + 1];
   __shared__ int all_largest[rows];
   __shared__ int all_counts[rows][Spread::grades + 1];
-  const Splitting::Factor& factor = splitting.of_block(blockIdx.x);
-  const std::int64_t first_row = (blockIdx.x - factor.first_block) * rows;
-  const std::int64_t columns = factor.matrix.columns;
+  const Splitting::Operand& operand = splitting.of_block(blockIdx.x);
+  const std::int64_t first_row = (blockIdx.x - operand.first_block) * rows;
+  const std::int64_t columns = operand.matrix.columns;
   const int lane = static_cast<int>(threadIdx.x) % rows, line = static_cast<int>(threadIdx.x) / rows;
-  const bool present = first_row + lane < factor.matrix.rows;
+  const bool present = first_row + lane < operand.matrix.rows;
   const auto* from =
-      reinterpret_cast<const float*>(factor.matrix.data) + (present ? first_row + lane : first_row);
+      reinterpret_cast<const float*>(operand.matrix.data) + (present ? first_row + lane : first_row);
   const auto load = [&](std::int64_t column) {
-    return present && column < columns ? from[column * factor.matrix.stride_column] : 0.0f;
+    return present && column < columns ? from[column * operand.matrix.stride_column] : 0.0f;
   };
   if (threadIdx.x < rows) {
     all_largest[lane] = 0;
     for (int n = 0; n <= Spread::grades; ++n) all_counts[lane][n] = 0;
   }
-  __syncthreads();          // they are 0
-  constexpr int batch = 8;  // loads under way
+  __syncthreads();          // all_largest and all_counts are 0
+  constexpr int batch = 8;  // loads in flight
   int largest = 0;
 #pragma unroll 1
   for (std::int64_t column = line; column < columns; column += batch * lines) {
@@ -208,9 +211,9 @@ __global__ void __launch_bounds__(across_threads)
     for (int n = 0; n < batch; ++n) largest = max(largest, magnitude(x[n]));
   }
   atomicMax(all_largest + lane, largest);
-  __syncthreads();  // everyone's is in it
+  __syncthreads();  // all threads have added theirs
 
-  // Then a thread has eight summands of a row, and eight neighbours 64.
+  // Now a thread has eight of K of one row, and eight neighbouring threads have 64 of it.
   const int row = static_cast<int>(threadIdx.x) / 8 % rows;
   const int chunk = static_cast<int>(threadIdx.x) % 8 + static_cast<int>(threadIdx.x) / (8 * rows) * 8;
   const int own_largest = all_largest[row];
@@ -225,76 +228,76 @@ __global__ void __launch_bounds__(across_threads)
     for (int n = 0; n < depth / lines; ++n) x[n] = load(column + line + n * lines);
 #pragma unroll
     for (int n = 0; n < depth / lines; ++n) transposed[line + n * lines][lane] = x[n];
-    __syncthreads();  // as many summands are there
+    __syncthreads();  // `depth` of K are in shared memory
     const std::int64_t own = column + 8 * chunk;
-    if (first_row + row < factor.matrix.rows && own < columns) {
+    if (first_row + row < operand.matrix.rows && own < columns) {
       float eight[8];
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         eight[n] = transposed[8 * chunk + n][row] * power;
         if (own + n < columns) counts.add<parts>(eight[n]);
       }
-      store_parts<parts>(factor, first_row + row, own, eight);
+      store_parts<parts>(operand, first_row + row, own, eight);
     }
-    __syncthreads();  // and were read
+    __syncthreads();  // all threads have read them, so the next may overwrite them
   }
 #pragma unroll
   for (int n = 0; n <= Spread::grades; ++n) {
     const int count = n < Spread::grades ? counts.small[n] : counts.lossy;
     if (count != 0) atomicAdd(&all_counts[row][n], count);
   }
-  __syncthreads();  // everyone has counted
-  if (chunk != 0 || first_row + row >= factor.matrix.rows) return;
+  __syncthreads();  // all threads have added their counts
+  if (chunk != 0 || first_row + row >= operand.matrix.rows) return;
   if (!finite) {
-    factor.marks[(first_row + row) / marked_rows] = 1;
+    operand.marks[(first_row + row) / marked_rows] = 1;
     return;
   }
-  factor.parts.exponents[first_row + row] = exponent;
-  if (own_largest == 0) return;  // nothing is lost of zeros
+  operand.parts.exponents[first_row + row] = exponent;
+  if (own_largest == 0) return;  // zeros lose nothing
   for (int n = 0; n < Spread::grades; ++n) counts.small[n] = all_counts[row][n];
   counts.lossy = all_counts[row][Spread::grades];
-  counts.add_to(*factor.spread);
+  counts.add_to(*operand.spread);
 }
 
-/// Into parts of bf16, where those of f16 do not do: squares of 32 x 32 numbers, turned in shared memory
-/// where the factor lies by columns.
+/// Splits all operands into bf16 parts, if f16 is not exact enough, 32 x 32 numbers at a time. Operands whose
+/// columns are contiguous are transposed in shared memory.
 template <bool tf32>
 __global__ void __launch_bounds__(split_threads)
     split_into_bf16(const __grid_constant__ Splitting splitting, const Findings* findings) {
   constexpr int square = 32;
   constexpr int lines = split_threads / square;
-  if (fits_f16(findings->a, findings->b, splitting.factors[0].matrix.columns, tf32)) return;
+  if (fits_f16(findings->a, findings->b, splitting.operands[0].matrix.columns, tf32)) return;
   __shared__ float transposed[square][square + 1];
   const int lane = static_cast<int>(threadIdx.x) % square, line = static_cast<int>(threadIdx.x) / square;
 #pragma unroll 1
   for (std::int64_t block = blockIdx.x; block < splitting.blocks; block += gridDim.x) {
-    const Splitting::Factor& factor = splitting.of_block(block);
-    const Matrix& matrix = factor.matrix;
+    const Splitting::Operand& operand = splitting.of_block(block);
+    const Matrix& matrix = operand.matrix;
     const std::int64_t across = (matrix.columns + square - 1) / square;
-    const std::int64_t first_row = (block - factor.first_block) / across * square;
-    const std::int64_t first_column = (block - factor.first_block) % across * square;
+    const std::int64_t first_row = (block - operand.first_block) / across * square;
+    const std::int64_t first_column = (block - operand.first_block) % across * square;
     const auto* from = reinterpret_cast<const float*>(matrix.data);
     const bool by_rows = matrix.by_rows();
 #pragma unroll
     for (int n = line; n < square; n += lines) {
       const std::int64_t row = first_row + (by_rows ? n : lane), column = first_column + (by_rows ? lane : n);
-      const bool there = row < matrix.rows && column < matrix.columns;
-      transposed[by_rows ? n : lane][by_rows ? lane : n] = there ? from[matrix.offset(row, column)] : 0.0f;
+      const bool inside = row < matrix.rows && column < matrix.columns;
+      transposed[by_rows ? n : lane][by_rows ? lane : n] = inside ? from[matrix.offset(row, column)] : 0.0f;
     }
-    __syncthreads();  // the square is there
+    __syncthreads();  // the square is in shared memory
 #pragma unroll
     for (int n = line; n < square; n += lines) {
       const std::int64_t row = first_row + n, column = first_column + lane;
       if (row >= matrix.rows || column >= matrix.columns) continue;
-      float rest = transposed[n][lane];
-      for (int part = 0; part < factor.parts.count; ++part) {
-        const __nv_bfloat16 piece = narrow<__nv_bfloat16>(rest);
-        factor.parts.data[(part * matrix.rows + row) * factor.parts.stride + column] =
-            __bfloat16_as_ushort(piece);
-        rest -= widen(piece);
+      float remainder = transposed[n][lane];
+      for (int part = 0; part < operand.parts.count; ++part) {
+        const __nv_bfloat16 rounded = narrow<__nv_bfloat16>(remainder);
+        operand.parts.data[(part * matrix.rows + row) * operand.parts.stride + column] =
+            __bfloat16_as_ushort(rounded);
+        remainder -= widen(rounded);
       }
     }
-    __syncthreads();  // the square was read
+    __syncthreads();  // all threads have read it, so the next may overwrite it
   }
 }
 

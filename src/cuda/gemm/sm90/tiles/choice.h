@@ -7,14 +7,15 @@
 
 namespace tilewise::cuda::gemm {
 
-// Which row of a tuning table a product runs by.
+// Which row of a tuning table runs a problem: a model of time.
 
-inline int tiles_of(std::int64_t length, int piece) { return static_cast<int>((length + piece - 1) / piece); }
+inline int tiles_of(std::int64_t length, int tile) { return static_cast<int>((length + tile - 1) / tile); }
 
-/// The tiles of a result by a row of a table, in rounds of as many as all multiprocessors have at a time.
+/// The tiles of a result by a row of a table, computed in rounds. A round is one tile on every SM. The two
+/// tiles of a cluster count as one.
 struct Rounds {
-  std::int64_t tiles, at_a_time;
-  double used;  ///< of the tiles' elements, those of the result
+  std::int64_t tiles, tiles_at_once;
+  double used;  ///< the fraction of the tiles' elements that are inside the result
 
   static Rounds of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
     const std::int64_t tiles =
@@ -22,18 +23,21 @@ struct Rounds {
     const auto elements = static_cast<double>(tiles * c.rows_together() * c.columns_together());
     return {tiles, multiprocessors / c.blocks(), static_cast<double>(problem.m * problem.n) / elements};
   }
-  std::int64_t count() const { return (tiles + at_a_time - 1) / at_a_time; }
-  /// Of what all multiprocessors could have in so many rounds.
-  double full() const { return used * static_cast<double>(tiles) / static_cast<double>(count() * at_a_time); }
+  std::int64_t count() const { return (tiles + tiles_at_once - 1) / tiles_at_once; }
+  /// The fraction of what all SMs could compute in these rounds that is part of the result.
+  double full() const {
+    return used * static_cast<double>(tiles) / static_cast<double>(count() * tiles_at_once);
+  }
 };
 
-/// About how long a row of a table takes, in no unit: what a tile takes beside its products counts as more
-/// summands, and what a call takes before its first tile and after its last as those of a tile more.
+/// About how long a row of a table takes, in arbitrary units. What a tile takes besides its products counts
+/// as more of K (GemmConfig::overhead), and so does, once, what a call takes before its first tile and after
+/// its last.
 inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
-  constexpr double once = 1200;
+  constexpr double call_overhead = 1200;
   const std::int64_t rounds = Rounds::of(problem, c, multiprocessors).count();
-  const double summands = static_cast<double>(rounds * (problem.k + c.rest)) / static_cast<double>(c.speed);
-  return static_cast<double>(c.rows() * c.columns) * (summands + once);
+  const double k = static_cast<double>(rounds * (problem.k + c.overhead)) / static_cast<double>(c.speed);
+  return static_cast<double>(c.rows() * c.columns) * (k + call_overhead);
 }
 
 template <typename Table>

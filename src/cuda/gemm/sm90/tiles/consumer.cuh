@@ -10,13 +10,13 @@ namespace tilewise::cuda::gemm {
 
 /// The accumulators of a consumer's part of a tile, in wgmma's layout.
 template <GemmConfig c>
-using Sums = float[c.row_tiles][c.columns / 2];
+using Accumulators = float[c.row_tiles][c.columns / 2];
 
-/// For multiply(), where nothing is to be done beside the products.
-struct Nothing {
-  static constexpr int parts = 0;
+/// An argument of multiply(): no work to overlap with the mainloop.
+struct NoOverlap {
+  static constexpr int steps = 0;
   template <int>
-  __device__ void part() {}
+  __device__ void step() {}
 };
 
 /// A consumer warpgroup. The products of a stage run while it waits for the next stage. A stage is released
@@ -26,7 +26,7 @@ struct Consumer {
   Barriers<c>& barriers;
   const TileDescriptor a_tile, b_tile;  ///< of stage 0
   Ring<c.stages> ring;
-  Sums<c> sums;
+  Accumulators<c> accumulators;
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -50,17 +50,19 @@ struct Consumer {
   __device__ __forceinline__ void start_products(bool add) {
     const TileDescriptor a = a_tile + ring.stage() * (c.a_bytes() / 16);
     const TileDescriptor b = b_tile + ring.stage() * (c.b_bytes() / 16);
-    constexpr int a_step = c.transposed_a ? 16 * 128 / 16 : 32 / 16;  // to the next 16 of K
+    // Descriptors count units of 16 bytes. The next 16 of K are 16 rows of 128 bytes further if transposed,
+    // else 32 bytes further in the same row.
+    constexpr int a_step = c.transposed_a ? 16 * 128 / 16 : 32 / 16;
     constexpr int b_step = c.transposed_b ? 16 * 128 / 16 : 32 / 16;
 #pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    for (int r = 0; r < c.row_tiles; ++r) pin(accumulators[r]);
     fence_products();
 #pragma unroll
     for (int step = 0; step < c.depth / 16; ++step) {
 #pragma unroll
       for (int r = 0; r < c.row_tiles; ++r) {
         WarpgroupProduct<T, c.columns>::template from_shared<c.transposed_a, c.transposed_b>(
-            sums[r], a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
+            accumulators[r], a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
       }
     }
     commit_products();
@@ -76,47 +78,51 @@ struct Consumer {
     ring.advance();
   }
 
-  /// The products of some stages, with accumulators that start from 0. While the first stage's products run,
-  /// the warp calls first(), and while those of the first `aside.parts` stages run, aside.part<0>() and so
-  /// on.
-  template <typename Aside, typename First>
-  __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
+  /// Multiplies `stages` stages into accumulators that start from 0. While the products of the first stage
+  /// run, the warp calls meanwhile() and overlap.step<0>(); while those of stage n run, it calls
+  /// overlap.step<n>(), for the first `overlap.steps` stages. Steps that there are no stages for are called
+  /// afterwards.
+  template <typename Overlap, typename Meanwhile>
+  __device__ __forceinline__ void accumulate(int stages, Overlap& overlap, const Meanwhile& meanwhile) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
     int before = ring.stage();
     ring.advance();
-    first();
-    [&]<int... part>(std::integer_sequence<int, part...>) {
-      ((part > 0 && part < stages ? multiply_stage(before) : void(), aside.template part<part>()), ...);
-    }(std::make_integer_sequence<int, Aside::parts>{});
+    meanwhile();
+    [&]<int... step>(std::integer_sequence<int, step...>) {
+      ((step > 0 && step < stages ? multiply_stage(before) : void(), overlap.template step<step>()), ...);
+    }(std::make_integer_sequence<int, Overlap::steps>{});
 #pragma unroll 1
-    for (int stage = max(1, Aside::parts); stage < stages; ++stage) multiply_stage(before);
+    for (int stage = max(1, Overlap::steps); stage < stages; ++stage) multiply_stage(before);
     wait_products<0>();
 #pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    for (int r = 0; r < c.row_tiles; ++r) pin(accumulators[r]);
     release(before);
   }
 
-  /// All of a tile; first() is called while its products run.
-  template <typename Aside, typename First>
-  __device__ __forceinline__ void multiply(int stages, Aside& aside, const First& first) {
-    if constexpr (!c.wide) {
-      multiply_piece(stages, aside, first);
+  /// The mainloop of a tile. Where the result is f32, the accumulators are added to totals every
+  /// `promotion_interval` stages. meanwhile() is called while products run.
+  template <typename Overlap, typename Meanwhile>
+  __device__ __forceinline__ void multiply(int stages, Overlap& overlap, const Meanwhile& meanwhile) {
+    if constexpr (!c.out_f32) {
+      accumulate(stages, overlap, meanwhile);
     } else {
-      Sums<c> totals = {};
-      Nothing nothing;
-      first();
+      Accumulators<c> totals = {};
+      NoOverlap no_overlap;
+      meanwhile();
 #pragma unroll 1
-      for (int stage = 0; stage < stages; stage += c.piece) {
-        multiply_piece(min(c.piece, stages - stage), nothing, [] {});
+      for (int stage = 0; stage < stages; stage += c.promotion_interval) {
+        accumulate(min(c.promotion_interval, stages - stage), no_overlap, [] {});
 #pragma unroll
         for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
-          totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];
+          totals[n / (c.columns / 2)][n % (c.columns / 2)] +=
+              accumulators[n / (c.columns / 2)][n % (c.columns / 2)];
         }
       }
 #pragma unroll
       for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
-        sums[n / (c.columns / 2)][n % (c.columns / 2)] = totals[n / (c.columns / 2)][n % (c.columns / 2)];
+        accumulators[n / (c.columns / 2)][n % (c.columns / 2)] =
+            totals[n / (c.columns / 2)][n % (c.columns / 2)];
       }
     }
   }

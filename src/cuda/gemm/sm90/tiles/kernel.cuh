@@ -15,8 +15,8 @@
 
 namespace tilewise::cuda::gemm {
 
-/// The lane that loads tiles of A and B, 64 of K at a time, as stages become free. Of what a pair of CTAs
-/// shares it loads half, into both.
+/// The producer, one lane. It loads tiles of A and B, 64 of K at a time, as stages become free. Of the
+/// operand that a pair of CTAs shares it loads half, into both CTAs.
 template <GemmConfig c>
 struct Loader {
   static constexpr int panel_bytes = c.depth * 128;  ///< of a transposed matrix: 64 of K by 64 rows
@@ -26,7 +26,7 @@ struct Loader {
   Ring<c.stages> ring;
 
   /// Which half of the shared operand this CTA loads.
-  static __device__ int half(Pair pair) { return c.pair == pair ? place_in_pair() : 0; }
+  static __device__ int half(Pair pair) { return c.pair == pair ? rank_in_pair() : 0; }
 
   template <Pair pair>
   static __device__ void copy(std::byte* to, const CUtensorMap& map, Mbarrier* full, int column, int row) {
@@ -64,8 +64,8 @@ struct Loader {
       copy_panels<Pair::shares_b, c.columns / 64>(to, maps.b, full, column, k);
     } else if constexpr (c.gated) {
       const bool both = c.pair != Pair::shares_b;
-      if (both || place_in_pair() == 0) copy<Pair::shares_b>(to, maps.gate, full, k, column);
-      if (both || place_in_pair() == 1) {
+      if (both || rank_in_pair() == 0) copy<Pair::shares_b>(to, maps.gate, full, k, column);
+      if (both || rank_in_pair() == 1) {
         copy<Pair::shares_b>(to + c.columns / 2 * 128, maps.b, full, k, column);
       }
     } else {
@@ -91,8 +91,9 @@ struct Loader {
   }
 };
 
-/// Waits until thread 0 has initialised the mbarriers. The loader warp, whose thread that is, does not wait
-/// for the other warps to start, except in a pair, where it also loads into the other CTA.
+/// Waits until thread 0 has initialised the mbarriers. The producer warp, to which that thread belongs, does
+/// not wait for the other warps to start, except in a pair: there it also loads into the other CTA, whose
+/// mbarriers must be initialised, too.
 template <GemmConfig c>
 __device__ __forceinline__ void wait_for_barriers(int warp) {
   constexpr int threads = 32 + c.consumers * 128;
@@ -106,7 +107,7 @@ __device__ __forceinline__ void wait_for_barriers(int warp) {
   }
 }
 
-/// What a CTA does. docs/gemm.md says who waits for whom.
+/// The body of the kernel. docs/gemm.md draws who waits for whom.
 template <typename T, GemmConfig c>
 __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmArguments& arguments) {
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
@@ -120,8 +121,8 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     shared.barriers().init();
   }
   // PDL: the next kernel may be launched now, because it waits for this one's results itself.
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it may write A and B, and read what this kernel writes
   wait_for_barriers<c>(warp);
 
   if (warp < 4) {
@@ -135,16 +136,16 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     const auto multiply_tile = [&](int row, int column, const auto& meanwhile) {
       writer.begin(row + index * c.consumer_rows() + warp % 4 * 16, column);
       consumer.multiply(stages_of<c>(arguments), writer, meanwhile);
-      writer.finish(consumer.sums);
+      writer.finish(consumer.accumulators);
     };
-    if constexpr (c.hides_end()) {
+    if constexpr (c.overlaps_epilogue()) {
       Tiles<c> tiles(arguments);
-      if (tiles.there()) tiles.find();
+      if (tiles.more()) tiles.find();
 #pragma unroll 1
-      while (tiles.there()) {
+      while (tiles.more()) {
         multiply_tile(tiles.row, tiles.column, [&] {
           tiles.advance();
-          if (tiles.there()) tiles.find();
+          if (tiles.more()) tiles.find();
         });
       }
     } else {
@@ -156,7 +157,7 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
   if constexpr (c.pair != Pair::none) sync_pair();
 }
 
-/// Matrix products on tensor cores by wgmma, for sm_90a alone.
+/// Kernel `wgmma`: GEMM on tensor cores by wgmma, for sm_90a only.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments) {
@@ -178,27 +179,27 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1) __cluster_dims_
 
 /// The tensor map of an operand [length, K], with boxes of `rows` of its rows; if transposed, with boxes of
 /// 64 of K.
-inline CUtensorMap map_of_factor(const Matrix& factor, bool transposed, int rows) {
-  return transposed
-             ? map_of_matrix(factor.data, factor.dtype, factor.columns, factor.rows, factor.stride_column,
-                             GemmConfig::depth)
-             : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, rows);
+inline CUtensorMap map_of_operand(const Matrix& operand, bool transposed, int rows) {
+  return transposed ? map_of_matrix(operand.data, operand.dtype, operand.columns, operand.rows,
+                                    operand.stride_column, GemmConfig::depth)
+                    : map_of_matrix(operand.data, operand.dtype, operand.rows, operand.columns,
+                                    operand.stride_row, rows);
 }
 
 template <typename T, typename Table, int row>
 void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   constexpr GemmConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
-  GemmMaps maps{.a = map_of_factor(call.a, c.transposed_a, c.a_box()),
-                .b = map_of_factor(call.b, c.transposed_b, c.b_box())};
-  maps.gate = c.gated ? map_of_factor(call.gate, c.transposed_b, c.b_box()) : maps.b;
+  GemmMaps maps{.a = map_of_operand(call.a, c.transposed_a, c.a_box()),
+                .b = map_of_operand(call.b, c.transposed_b, c.b_box())};
+  maps.gate = c.gated ? map_of_operand(call.gate, c.transposed_b, c.b_box()) : maps.b;
   const auto map_of_out = [&](int columns) {
-    return c.wide ? maps.b
-                  : map_of_matrix(call.out.data, call.out.dtype, problem.m, problem.n, call.out.stride_row,
-                                  16, columns);
+    return c.out_f32 ? maps.b
+                     : map_of_matrix(call.out.data, call.out.dtype, problem.m, problem.n, call.out.stride_row,
+                                     16, columns);
   };
   maps.out = map_of_out(64);
-  maps.out_rest = c.out_columns() % 64 == 0 ? maps.out : map_of_out(c.out_columns() % 64);
+  maps.out_tail = c.out_columns() % 64 == 0 ? maps.out : map_of_out(c.out_columns() % 64);
   // A pair of CTAs takes two neighbouring tiles, which count as one in the order.
   const int tiles_m = tiles_of(problem.m, c.rows_together());
   const int tiles_n = tiles_of(problem.n, c.columns_together());
@@ -223,7 +224,7 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   }
 }
 
-/// Calls body.operator()<Table>() with the table for a product of 16-bit results.
+/// Calls body.operator()<Table>() with the table for a problem with 16-bit results.
 template <typename Body>
 auto with_table(const GemmProblem& problem, const Body& body) {
   if (problem.gated) return body.template operator()<Gated>();
@@ -235,29 +236,29 @@ auto with_table(const GemmProblem& problem, const Body& body) {
 }
 
 template <typename T>
-void run_wide(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
+void run_out_f32(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   const GemmProblem& problem = call.problem;
-  if (problem.gated) return run_row<T, WideGated, 0>(call, multiprocessors, stream);
+  if (problem.gated) return run_row<T, OutF32Gated, 0>(call, multiprocessors, stream);
   if (problem.a_by_rows) {
-    return problem.b_by_rows ? run_row<T, Wide<false, false>, 0>(call, multiprocessors, stream)
-                             : run_row<T, Wide<false, true>, 0>(call, multiprocessors, stream);
+    return problem.b_by_rows ? run_row<T, OutF32<false, false>, 0>(call, multiprocessors, stream)
+                             : run_row<T, OutF32<false, true>, 0>(call, multiprocessors, stream);
   }
-  return problem.b_by_rows ? run_row<T, Wide<true, false>, 0>(call, multiprocessors, stream)
-                           : run_row<T, Wide<true, true>, 0>(call, multiprocessors, stream);
+  return problem.b_by_rows ? run_row<T, OutF32<true, false>, 0>(call, multiprocessors, stream)
+                           : run_row<T, OutF32<true, true>, 0>(call, multiprocessors, stream);
 }
 
-/// Runs the chosen row. All rows of the tables are compiled.
+/// Runs a row that chosen_row() returned. All rows of the tables are compiled.
 template <typename T>
 void run_chosen(const GemmCall& call, int chosen, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* stream = static_cast<cudaStream_t>(context.stream);
-  if (call.problem.out_dtype == DType::f32) return run_wide<T>(call, multiprocessors, stream);
+  if (call.problem.out_dtype == DType::f32) return run_out_f32<T>(call, multiprocessors, stream);
   with_table(call.problem, [&]<typename Table>() {
     with_row<Table>(chosen, [&](auto row) { run_row<T, Table, row>(call, multiprocessors, stream); });
   });
 }
 
-/// The row that suits a product.
+/// The row of the problem's table that is expected to be the fastest.
 inline int chosen_row(const GemmProblem& problem, int multiprocessors) {
   if (problem.out_dtype == DType::f32) return 0;
   return with_table(problem, [&]<typename Table>() { return choose_row<Table>(problem, multiprocessors); });

@@ -8,14 +8,14 @@
 
 namespace tilewise::cuda::gemm {
 
-/// `full` completes a phase when tiles of A and B have arrived, `empty` when every warp that reads them, in
-/// both CTAs of a pair, has released them. Loader and consumers go round the stages without starting over
-/// between tiles of the result, so that the next tile is loaded while this one is stored.
+/// `full` completes a phase when a stage's tiles of A and B have arrived, `empty` when every warp that reads
+/// them, in both CTAs of a pair, has released them. Producer and consumers continue their rings of stages
+/// from one tile of the result to the next, so that the next tile is loaded while this one is stored.
 template <GemmConfig c>
 struct Barriers {
   Mbarrier full[c.stages], empty[c.stages];
 
-  /// By one thread, before a CTA-wide barrier.
+  /// Called by one thread, before a CTA-wide barrier.
   __device__ void init() {
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(&full[stage], 1);
@@ -25,7 +25,7 @@ struct Barriers {
   }
 };
 
-/// A CTA's shared memory: stages of A and B, the warps' slabs, the mbarriers.
+/// A CTA's shared memory: stages of A, stages of B, the warps' slabs, the mbarriers.
 template <GemmConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
@@ -42,29 +42,30 @@ struct SharedMemory {
   }
 };
 
-/// How many stages a tile of the result takes.
+/// How many times a stage is filled for one tile of the result: K in units of c.depth, rounded up.
 template <GemmConfig c>
 __device__ __forceinline__ int stages_of(const GemmArguments& arguments) {
   return (arguments.k + c.depth - 1) / c.depth;
 }
 
-/// The CTA's tiles in order. To find a tile's place takes two divisions, which are hundreds of clocks, so the
+/// The CTA's tiles in order. Finding the place of a tile takes two divisions, hundreds of clocks, so the
 /// caller decides when find() is called.
 template <GemmConfig c>
 class Tiles {
  public:
-  int row = 0, column = 0;  ///< the tile's first, in the result
+  int row = 0, column = 0;  ///< the tile's first, in the result; set by find()
 
   __device__ __forceinline__ explicit Tiles(const GemmArguments& arguments)
       : order_(arguments.order), index_(static_cast<int>(blockIdx.x) / c.blocks()) {}
-  __device__ __forceinline__ bool there() const { return index_ < order_.total(); }
+  /// Whether there is a tile.
+  __device__ __forceinline__ bool more() const { return index_ < order_.total(); }
   __device__ __forceinline__ void advance() { index_ += static_cast<int>(gridDim.x) / c.blocks(); }
   __device__ __forceinline__ void find() {
     const TilePlace place = order_.place(index_);
     row = place.m * c.rows_together();
     column = place.n * c.columns_together();
-    if (c.pair == Pair::shares_a) column += place_in_pair() * c.out_columns();
-    if (c.pair == Pair::shares_b) row += place_in_pair() * c.rows();
+    if (c.pair == Pair::shares_a) column += rank_in_pair() * c.out_columns();
+    if (c.pair == Pair::shares_b) row += rank_in_pair() * c.rows();
   }
 
  private:
@@ -76,7 +77,7 @@ class Tiles {
 template <GemmConfig c, typename Body>
 __device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
 #pragma unroll 1
-  for (Tiles<c> tiles(arguments); tiles.there(); tiles.advance()) {
+  for (Tiles<c> tiles(arguments); tiles.more(); tiles.advance()) {
     tiles.find();
     body(tiles.row, tiles.column);
   }

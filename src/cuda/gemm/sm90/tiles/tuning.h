@@ -5,27 +5,27 @@
 
 namespace tilewise::cuda::gemm {
 
-/// Whether two CTAs form a cluster: for two tiles of the same rows, which share A, or of the same columns,
-/// which share B. Each CTA loads half of what they share and multicasts it to both.
+/// Whether two CTAs form a cluster: for two tiles of the same rows, which share a tile of A, or of the same
+/// columns, which share a tile of B. Each CTA loads half of the shared tile and multicasts it to both.
 enum class Pair { none, shares_a, shares_b };
 
-/// The shape of a CTA of the wgmma kernel: a warp that loads, and `consumers` warpgroups that own row_tiles ·
+/// The shape of a CTA of the wgmma kernel: a producer warp, and `consumers` warpgroups that own row_tiles ·
 /// 64 rows of a tile each. There is one CTA on an SM.
 struct GemmConfig {
   int consumers = 2;  ///< 2 or 3
   int row_tiles = 1;  ///< 1 or 2
-  int columns = 256;  ///< of a tile; if gated, half of them are the gate's
+  int columns = 256;  ///< of B in a tile; if gated, half of them are the gate's
   int stages = 4;     ///< of A and B in shared memory, each with `depth` of K
   Pair pair = Pair::none;
   bool gated = false;         ///< the first half of the columns gates the second
   bool transposed_a = false;  ///< A is [K, M] in memory
   bool transposed_b = false;  ///< B is [K, N] in memory
-  /// The result is in f32. Tensor cores truncate their sums, with an error that grows with the length of a
-  /// sum. So the accumulators are added to f32 totals every `piece` stages.
-  bool wide = false;
-  int piece = 2;
-  float speed = 1;  ///< relative rate of products in the main loop
-  int rest = 340;   ///< time of prologue and epilogue that is not hidden, in units of K
+  /// The result is in f32. Tensor cores truncate as they accumulate, with an error that grows with K. So the
+  /// accumulators are added to totals in f32 registers every `promotion_interval` stages.
+  bool out_f32 = false;
+  int promotion_interval = 2;
+  float speed = 1;     ///< relative rate of products in the mainloop
+  int overhead = 340;  ///< time of a tile's prologue and epilogue that is not hidden, in units of K
 
   static constexpr int depth = 64;  ///< of K in a stage: 128 bytes, the width of the swizzle
 
@@ -34,8 +34,8 @@ struct GemmConfig {
   constexpr int rows() const { return consumers * consumer_rows(); }
   /// Whether as much of a tile's epilogue as possible overlaps with the next tile's main loop (docs/gemm.md).
   /// It made narrow tiles slower: their stages take half as long as those of 256 columns.
-  constexpr bool hides_end() const { return columns > 128; }
-  /// Columns of the result.
+  constexpr bool overlaps_epilogue() const { return columns > 128; }
+  /// Columns of the result in a tile.
   constexpr int out_columns() const { return gated ? columns / 2 : columns; }
   constexpr int blocks() const { return pair == Pair::none ? 1 : 2; }  ///< CTAs of a cluster
   /// Rows and columns of the result that a cluster computes at a time.
@@ -49,7 +49,7 @@ struct GemmConfig {
   }
   constexpr int a_bytes() const { return rows() * depth * 2; }
   constexpr int b_bytes() const { return columns * depth * 2; }
-  /// Bytes that are copied into a stage.
+  /// Bytes that TMA copies into a stage. Overlapping halves of B count twice.
   constexpr int loaded_bytes() const {
     const int b_rows = gated || pair == Pair::shares_b ? 2 * b_box() : columns;
     return a_bytes() + b_rows * depth * 2;
@@ -57,7 +57,7 @@ struct GemmConfig {
   /// Registers of a thread after setmaxnreg. Together they are those that the CTA is launched with.
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
-  /// Behind the stages are slabs, through which results are stored: 16 rows of 64 columns, two for each warp.
+  /// Behind the stages are staging slabs of the epilogue: 16 rows of 64 columns, two for each consumer warp.
   constexpr int slab_bytes() const { return 16 * 128; }
   constexpr int tile_bytes() const { return stages * (a_bytes() + b_bytes()); }
   constexpr int slabs_bytes() const { return consumers * 4 * 2 * slab_bytes(); }
@@ -74,17 +74,17 @@ struct GemmConfig {
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
 };
 
-/// A table for each memory layout of A and B. The row is taken whose tiles take the least time on all SMs.
-/// bench/sweep_gemm.cu measures candidates.
+/// There is a table for each layout of A and B. choice.h chooses the row that it expects to take the least
+/// time. bench/sweep_gemm.cu measures candidates.
 struct Plain {
   static constexpr std::string_view name = "gemm.sm90.plain";
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
-      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 320},
-      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.975f, .rest = 250},
-      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .rest = 220},
-      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.03f, .rest = 435},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.89f, .rest = 180},
+      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .overhead = 320},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.975f, .overhead = 250},
+      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .overhead = 220},
+      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.03f, .overhead = 435},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.89f, .overhead = 180},
   };
 };
 struct Gated {
@@ -92,8 +92,8 @@ struct Gated {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
-      {.row_tiles = 1, .columns = 224, .stages = 4, .gated = true, .rest = 300},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.89f, .rest = 180},
+      {.row_tiles = 1, .columns = 224, .stages = 4, .gated = true, .overhead = 300},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.89f, .overhead = 180},
   };
 };
 /// dx = dy · w.
@@ -107,7 +107,7 @@ struct TransposedB {
        .pair = Pair::shares_b,
        .transposed_b = true,
        .speed = 0.89f,
-       .rest = 180},
+       .overhead = 180},
   };
 };
 /// dw = dyᵀ · x.
@@ -126,7 +126,7 @@ struct TransposedBoth {
        .transposed_a = true,
        .transposed_b = true,
        .speed = 0.85f,
-       .rest = 180},
+       .overhead = 180},
   };
 };
 struct TransposedA {
@@ -135,16 +135,16 @@ struct TransposedA {
       {.row_tiles = 1, .columns = 128, .stages = 5, .transposed_a = true},
   };
 };
-/// Results in f32, by whether A and B are transposed.
+/// Results in f32, by whether A and B are transposed in memory.
 template <bool a, bool b>
-struct Wide {
+struct OutF32 {
   static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1, .columns = 128, .stages = 5, .transposed_a = a, .transposed_b = b, .wide = true},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .transposed_a = a, .transposed_b = b, .out_f32 = true},
   };
 };
-struct WideGated {
+struct OutF32Gated {
   static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .wide = true},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .out_f32 = true},
   };
 };
 

@@ -51,7 +51,7 @@ TEST(FewTileChoice, TilesHaveEveryRowOfWeights) {
         EXPECT_TRUE(tiles.rows > 0 && tiles.rows <= c.rows && tiles.rows % 4 == 0);
         EXPECT_GE(std::int64_t{tiles.rows} * tiles.tiles, n);
         EXPECT_LT(std::int64_t{tiles.rows} * (tiles.tiles - 1), n);
-        EXPECT_GE(tiles.units * c.summands(), 4096);
+        EXPECT_GE(tiles.units * c.depth(), 4096);
       }
     }
   }

@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda {
 
-inline int place_in_pair() { return static_cast<int>(blockIdx.x % 2); }
+inline int rank_in_pair() { return static_cast<int>(blockIdx.x % 2); }
 inline void sync_pair() { emulator::sync_pair_of_blocks(); }
 inline void arrive_in(int of, const Mbarrier* barrier_smem) {
   const unsigned block = blockIdx.x / 2 * 2 + static_cast<unsigned>(of);

@@ -8,11 +8,11 @@
 namespace tilewise::cuda {
 
 // Launches run one after the other; what would go wrong if they did not is for the race detector.
-inline void wait_for_kernel_ahead() { emulator::races::waited_for_kernel_ahead(); }
-inline void let_kernel_behind_begin() { emulator::races::let_kernel_behind_begin(); }
-inline void take_turn_in_chain() {
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+inline void wait_for_previous_kernel() { emulator::races::waited_for_kernel_ahead(); }
+inline void let_next_kernel_start() { emulator::races::let_next_kernel_start(); }
+inline void join_pdl_chain() {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 }
 inline void prefetch_l2(const void*, std::uint32_t) {}
 

@@ -27,7 +27,7 @@ inline void load_matrices_emulated(std::uint32_t (&to)[4], std::uint32_t address
 inline void load_matrices(std::uint32_t (&to)[4], std::uint32_t address_smem) {
   load_matrices_emulated(to, address_smem, false);
 }
-inline void load_matrices_turned(std::uint32_t (&to)[4], std::uint32_t address_smem) {
+inline void load_matrices_transposed(std::uint32_t (&to)[4], std::uint32_t address_smem) {
   load_matrices_emulated(to, address_smem, true);
 }
 inline void store_matrices(std::uint32_t address_smem, const std::uint32_t (&from)[4]) {

@@ -9,20 +9,19 @@
 
 namespace tilewise::cuda::mma {
 
-// What blocks of the plain kernel, of the general one and of paired warps have in common: how queries, keys
-// and values come into shared memory and from there into fragments, and the two products of attention over
-// them.
+// What the CTAs of the plain kernel, of paired warps and of the general kernel share: how Q, K and V come
+// into shared memory and from there into fragments, and the products S = Q·Kᵀ and O += P·V.
 
-/// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows, from row `first` on;
-/// everything else is zero. For the loop over tiles, where registers are scarce and every instruction takes
-/// from the products' time: rows are less than 2^31 bytes apart, so that an address is one multiply-add, and
-/// what a thread would keep for itself is made anew from its number.
+/// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows, from row `first` on,
+/// and the rest with 0. This is for the mainloop, where registers are scarce and instructions take time from
+/// the products. So rows must be less than 2^31 bytes apart, which makes an address one multiply-add, and
+/// what a thread could keep is recomputed from its number.
 template <int count, int dim, int threads>
 __device__ __forceinline__ void load_key_rows(std::byte* tile_smem, const std::byte* rows, int stride,
                                               int first, int valid, int dims) {
   using Tile = SwizzledTile<dim>;
-  constexpr int lanes = std::bit_ceil(static_cast<unsigned>(Tile::chunks));  // of a row; some may stand idle
-  constexpr int step = threads / lanes;                                      // rows between those of a thread
+  constexpr int lanes = std::bit_ceil(static_cast<unsigned>(Tile::chunks));  // per row; some may be idle
+  constexpr int step = threads / lanes;  // rows from one of a thread to its next
   static_assert(threads % lanes == 0 && count % step == 0 && (step % 8 == 0 || Tile::period == 8));
   const int thread = opaque(static_cast<int>(threadIdx.x));
   const int row = thread / lanes;
@@ -30,7 +29,7 @@ __device__ __forceinline__ void load_key_rows(std::byte* tile_smem, const std::b
   if (lanes > Tile::chunks && chunk >= Tile::chunks) return;
   const std::byte* from = rows + std::int64_t{stride} * (first + row) + chunk * 16;
   const int place = Tile::offset(row, chunk);
-  const auto to = [&](int r) {  // rows that are no multiple of eight apart are swizzled otherwise
+  const auto to = [&](int r) {  // rows that are no multiple of eight apart differ in their swizzle
     return tile_smem + (place ^ (step < 8 ? r % 8 * 16 : 0)) + r * Tile::row_bytes;
   };
   if (valid >= count && dims == dim) {
@@ -46,13 +45,13 @@ __device__ __forceinline__ void load_key_rows(std::byte* tile_smem, const std::b
   }
 }
 
-/// How rows come into shared memory.
+/// Loads tiles into shared memory.
 template <typename T, ForwardConfig c>
 struct Loader {
   const AttentionCall& call;
   const QueryRows& rows;
   int dim_qk, dim_v;
-  const std::byte *keys_gmem, *values_gmem;  ///< of the head, from the sequence's first on
+  const std::byte *keys_gmem, *values_gmem;  ///< of the head, from the sequence's first key on
 
   __device__ Loader(const AttentionCall& call_, const QueryRows& rows_)
       : call(call_),
@@ -85,7 +84,7 @@ struct Loader {
   }
 };
 
-/// Fragments of a warp's queries: in registers for good, or from shared memory each time.
+/// Fragments of a warp's queries: kept in registers, or loaded from shared memory for each K tile.
 template <ForwardConfig c, bool stay = c.queries_stay>
 struct Queries {
   MatrixPointer<c.dim> at;
@@ -117,13 +116,13 @@ struct Queries<c, true> {
   }
 };
 
-/// s += q·k over 16 of the head dims, for all keys of a tile.
+/// S += Q·Kᵀ over 16 of the head dims, for all keys of a tile.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void multiply_keys(Scores<c>& s, const Queries<c>& q,
                                               const MatrixPointer<c.dim>& k, int step) {
   std::uint32_t a[c.row_tiles][4];
   q.get(a, step);
-  std::uint32_t b[2][4];  // one is loaded beside the other's products
+  std::uint32_t b[2][4];  // one is loaded while the other is multiplied
   load_matrices(b[0], k.at(0, step));
 #pragma unroll
   for (int n = 0; n < c.keys / 16; ++n) {
@@ -149,10 +148,11 @@ __device__ __forceinline__ void add_scores(Scores<c>& s, const Scores<c>& more) 
   }
 }
 
-/// q·k over all head dims. More than 128 of them are summed in two pieces, since the error of a running sum,
-/// and tensor cores truncate theirs, grows with its length. `apart`, every 16 are summed by themselves.
+/// S = Q·Kᵀ over all head dims. More than 128 of them are summed in two halves, because the error of a
+/// running sum, which tensor cores truncate, grows with its length. With `apart`, every 16 dims are summed by
+/// themselves.
 template <typename T, ForwardConfig c>
-struct Products {
+struct ScoreAccumulator {
   static constexpr int steps = c.dim / 16;
   static constexpr int piece = c.dim > 128 ? steps / 2 : steps;
   Scores<c> s = {};
@@ -173,41 +173,42 @@ struct Products {
   }
 };
 
-/// o += weights·v over 16 keys, for as many dims as o has.
+/// O += P·V over 16 keys, for as many dims as `o` has.
 template <typename T, ForwardConfig c, int eights>
-__device__ __forceinline__ void multiply_values(float (&o)[c.row_tiles][eights][4], const Weights<c>& weights,
+__device__ __forceinline__ void multiply_values(float (&o)[c.row_tiles][eights][4], const Probabilities<c>& p,
                                                 const MatrixPointer<c.dim>& v, int step) {
-  std::uint32_t b[2][4];  // one is loaded beside the other's products
-  load_matrices_turned(b[0], v.at(16 * step, 0));
+  std::uint32_t b[2][4];  // one is loaded while the other is multiplied
+  load_matrices_transposed(b[0], v.at(16 * step, 0));
 #pragma unroll
   for (int n = 0; n < eights / 2; ++n) {
     const std::uint32_t(&now)[4] = b[n % 2];
-    if (n + 1 < eights / 2) load_matrices_turned(b[(n + 1) % 2], v.at(16 * step, n + 1));
+    if (n + 1 < eights / 2) load_matrices_transposed(b[(n + 1) % 2], v.at(16 * step, n + 1));
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
-      multiply_matrices<T>(o[r][2 * n], weights[r], now[0], now[1]);
-      multiply_matrices<T>(o[r][2 * n + 1], weights[r], now[2], now[3]);
+      multiply_matrices<T>(o[r][2 * n], p[r], now[0], now[1]);
+      multiply_matrices<T>(o[r][2 * n + 1], p[r], now[2], now[3]);
     }
   }
 }
 
-/// The rounded weights of 16 keys join their rows' sums: what o is divided by has then lost what o has.
+/// Adds the rounded P of 16 keys to the row sums by a product with ones. O is divided by these sums, so the
+/// rounding of P cancels in part.
 template <typename T, ForwardConfig c>
-__device__ __forceinline__ void add_rounded(SoftmaxRows<c>& rows, const Weights<c>& weights) {
+__device__ __forceinline__ void add_rounded(SoftmaxRows<c>& rows, const Probabilities<c>& p) {
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
-    multiply_matrices<T>(rows.rounded[r], weights[r], two_ones<T>, two_ones<T>);
+    multiply_matrices<T>(rows.rounded[r], p[r], two_ones<T>, two_ones<T>);
   }
 }
 
-/// Where a block's tiles are in shared memory.
+/// The tiles of a CTA in shared memory.
 template <ForwardConfig c>
-struct BlockSpace {
+struct CtaTiles {
   std::byte* q_smem;  ///< [rows, dim]
   std::byte* k_smem;  ///< stages x [keys, dim]
   std::byte* v_smem;  ///< stages x [keys, dim]
 
-  __device__ explicit BlockSpace(std::byte* shared)
+  __device__ explicit CtaTiles(std::byte* shared)
       : q_smem(shared), k_smem(q_smem + c.query_bytes()), v_smem(k_smem + c.stages * c.key_bytes()) {}
 
   static __device__ std::uint32_t address(const std::byte* smem) {
@@ -221,7 +222,7 @@ struct BlockSpace {
   }
 };
 
-/// Keys that every query of a block sees.
+/// The keys that every query of a CTA sees.
 struct SeenByAll {
   const int first, last;
 
@@ -236,7 +237,7 @@ struct SeenByAll {
   }
 };
 
-/// What weights of the tile at hand are relative to, and what they sum to.
+/// What P of the current tile is relative to, and its sums.
 template <ForwardConfig c>
 struct TileSums {
   float references[c.row_tiles][2], sums[c.row_tiles][2];
