@@ -44,26 +44,27 @@ void add_options(CLI::App& app, Arguments& arguments) {
   std::string names;
   for (const std::string& name : suite_names()) names += (names.empty() ? "" : ", ") + name;
   app.add_option("--suite", arguments.suite,
-                 "problems to run: a file, or one of " + names + " (quick without --shape)");
+                 "problems to run: a file, or one of " + names + " (default: quick if there is no --shape)");
   app.add_option(
          "--shape", arguments.shapes,
          "a problem of your own, \"b=1 hq=8 hkv=8 sq=1024 sk=1024 d=64 dv=64\"; also mask=additive|padding, "
          "window=256, blocks=0.25, dropout=0.1, deterministic=true; may be repeated")
       ->allow_extra_args(false);
-  list("--kernels", arguments.settings.kernels, "kernels by name (all)");
-  list("--dtype", arguments.dtypes, "f32, f16, bf16 (the suite's)");
-  list("--pass", arguments.passes, "forward, backward (the suite's)");
-  app.add_option("--causal", arguments.causal, "yes, no or both (the suite's)")
+  list("--kernels", arguments.settings.kernels, "kernels by name (default: all)");
+  list("--dtype", arguments.dtypes, "f32, f16, bf16 (default: the suite's)");
+  list("--pass", arguments.passes, "forward, backward (default: the suite's)");
+  app.add_option("--causal", arguments.causal, "yes, no or both (default: the suite's)")
       ->check(CLI::IsMember({"yes", "no", "both"}));
-  list("--threads", arguments.threads, "thread counts (1 and all)")->check(CLI::Range(1, 4096));
-  app.add_option("--level", arguments.settings.level, "SIMD level of the simd kernel (the best one)");
+  list("--threads", arguments.threads, "thread counts (default: 1 and all)")->check(CLI::Range(1, 4096));
+  app.add_option("--level", arguments.settings.level,
+                 "SIMD level of the simd kernel (default: the best one)");
   app.add_option("--min-time", arguments.settings.min_seconds, "seconds measured for each kernel of a row")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   app.add_option("--reference-limit", arguments.settings.reference_gflop,
                  "largest problem, in GFLOP, for the slow reference")
       ->capture_default_str();
-  app.add_option("--json", arguments.json, "file for the measurements, one JSON object a line");
+  app.add_option("--json", arguments.json, "file for the measurements, one JSON object per line");
   app.add_flag("--quiet", arguments.quiet, "no progress on stderr");
 }
 

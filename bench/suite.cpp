@@ -100,7 +100,7 @@ std::vector<bool> switches_in(const json& row, const char* key) {
 void add_row(const json& row, const std::string& suite, const Selection& selection,
              std::vector<Problem>& problems) {
   if (row.contains("op")) {
-    throw InvalidArgument("op: expected attention alone, got " + row.at("op").dump() +
+    throw InvalidArgument("op: expected only attention, got " + row.at("op").dump() +
                           ", which `tilewise bench` measures");
   }
   for (const auto& [key, value] : row.items()) {

@@ -32,6 +32,7 @@ HOST = (
     "src/core/arena",
     "src/core/debug",
     "src/core/kernel_list",
+    "src/core/reasons",
     "src/cuda/attention/common/pieces",
     *(f"src/cuda/runtime/{name}" for name in ("check", "code.cu", "cublaslt", "device", "owner", "range")),
 )

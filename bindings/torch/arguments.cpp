@@ -57,7 +57,7 @@ Tensor seed_view(const OptionalTensor& seed, Device queries) {
 }
 
 Dropout dropout_of(double probability, const OptionalTensor& seed) {
-  check(seed || !(probability > 0), "dropout_seed", "a seed where weights are dropped", "none");
+  check(seed || !(probability > 0), "dropout_seed", "a seed with dropout", "none");
   Dropout dropout{.probability = static_cast<float>(probability)};
   if (seed && seed->is_cpu()) {
     const auto* words = static_cast<const std::uint64_t*>(seed->const_data_ptr());

@@ -130,7 +130,7 @@ Device device_of(const TorchTensor& tensor, std::string_view name) {
   if (tensor.is_cpu()) return {};
   if (tensor.is_cuda()) return {Device::Type::cuda, tensor.get_device_index()};
   if (is_meta(tensor)) return {Device::Type::cuda, 0};
-  reject(name, "memory of the CPU or of a CUDA device", "that of another device");
+  reject(name, "memory on the CPU or a CUDA device", "another device");
 }
 
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected) {

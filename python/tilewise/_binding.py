@@ -24,7 +24,7 @@ def library_path() -> Path:
         if (path := folder / "_tilewise.so").exists():
             return path
     raise ImportError(
-        f"_tilewise.so is in none of {', '.join(map(str, folders))}: build it with `pip install .`"
+        f"_tilewise.so was not found in {', '.join(map(str, folders))}: build it with `pip install .`"
     )
 
 
@@ -36,8 +36,8 @@ def load_library() -> None:
         if "libtorch.so: cannot open" not in f"{error} {error.__cause__}":
             raise
         raise ImportError(
-            "this PyTorch has no file of the name libtorch.so, which Tilewise is linked with. "
-            "Beside Debian's python3-torch install its package libtorch-dev; PyTorch of pip has the file."
+            "this PyTorch has no file libtorch.so, which Tilewise needs. "
+            "With Debian's python3-torch, install libtorch-dev as well; PyTorch from pip has the file."
         ) from error
 
 

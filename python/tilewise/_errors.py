@@ -124,7 +124,7 @@ def renamed(error: Exception, names: Mapping[str, str]) -> Exception:
 def check_dense(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         given = "a nested one" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
-        reject(name, "a dense tensor in strides", given)
+        reject(name, "a dense tensor", given)
 
 
 def _out_of_memory(size: int, device: str) -> Exception:
@@ -150,7 +150,7 @@ def _renamed(message: str, names: Mapping[str, str]) -> str:
     argument, separator, rest = message.partition(": ")
     argument = argument.replace("blocks.", "block_mask.")
     expected, got, given = rest.rpartition(", got ")
-    if not got:
+    if not (rest.startswith("expected ") and got):
         return names.get(argument, argument) + separator + rest
     words = {key: name for key, name in names.items() if key != "mask"} | _TYPES  # "a boolean mask"
     expected, given = (re.sub(r"\w+", lambda m: words.get(m[0], m[0]), part) for part in (expected, given))

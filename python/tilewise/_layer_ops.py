@@ -257,7 +257,7 @@ def _transformed_call(
         def jvp(ctx: Any, *_: Any) -> None:
             name = operator._schema.name.removeprefix("tilewise::")
             raise Unsupported(
-                f"{name} has no forward-mode derivative: take grad, vjp or jacrev for jvp or jacfwd"
+                f"{name} has no forward-mode derivative: use grad, vjp or jacrev instead of jvp or jacfwd"
             )
 
         @staticmethod

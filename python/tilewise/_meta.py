@@ -180,7 +180,7 @@ def _(*arguments: Any) -> list[Tensor]:
 @torch.library.register_fake("tilewise::explain_gemm")
 @torch.library.register_fake("tilewise::explain_ffn")
 def _(*_: Any) -> str:
-    raise Unsupported("explain looks at strides and memory: it takes no meta or fake tensors")
+    raise Unsupported("explain reads strides and addresses: it needs real tensors, not meta or fake ones")
 
 
 # The operations around it

@@ -85,7 +85,9 @@ def _no_second_derivative(ctx: Any, *_: Any) -> None:
 
 
 def _no_forward_derivative(ctx: Any, *_: Any) -> None:
-    raise Unsupported("attention has no forward-mode derivative: take grad, vjp or jacrev for jvp or jacfwd")
+    raise Unsupported(
+        "attention has no forward-mode derivative: use grad, vjp or jacrev instead of jvp or jacfwd"
+    )
 
 
 for _name in ("attention", "triton"):

@@ -44,7 +44,7 @@ def whole_of(name: str, value: Any) -> Any:
     if torch.compiler.is_dynamo_compiling():  # perhaps a symbol, which no comparison should tie down
         return whole
     if not -(2**63) <= whole < 2**63:
-        reject(name, "a whole number of 64 bits", told(value))
+        reject(name, "a whole number that fits 64 bits", told(value))
     return whole
 
 

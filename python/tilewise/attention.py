@@ -169,7 +169,7 @@ def scaled_dot_product_attention(
     """
     alignment: Alignment = "top_left"
     if attn_mask is not None and flag_of("is_causal", is_causal):
-        reject("attn_mask", "None where is_causal is given", told(attn_mask))
+        reject("attn_mask", "None with is_causal", told(attn_mask))
     if type(attn_mask) is not Tensor and (corner := causal_bias(attn_mask)) is not None:
         alignment = corner
         attn_mask, is_causal = None, True
@@ -344,7 +344,7 @@ def merge_states(outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tenso
             if x.device != given[0].device or x.is_nested or x.layout is not torch.strided:
                 reject(name, f"dense tensors on {given[0].device}", f"{x.layout} on {x.device}")
     if len(outs) != len(lses) or len(outs) == 0:
-        reject("lses", "as many as outs, at least one", f"{len(lses)} for {len(outs)}")
+        reject("lses", "as many tensors as outs, and at least one", f"{len(lses)} for {len(outs)}")
     for out, lse in zip(outs, lses, strict=True):
         if out.shape != outs[0].shape or lse.shape != out.shape[:-1]:
             reject("outs", f"parts of one shape, with lses {list(outs[0].shape[:-1])}",

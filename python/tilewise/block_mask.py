@@ -221,7 +221,7 @@ def _length(name: str, given: Any, own: int | None) -> int:
     """What is given, or what the mask was made for."""
     length = own if given is None else given
     if length is None:
-        reject(name, "the length, where the mask was not made for one", None)
+        reject(name, "a length, since the mask was made without one", None)
     at_least(0, **{name: length})
     return length
 
@@ -243,7 +243,7 @@ class _Side:
             length = asked if block == _TORCHS_ONE_BLOCK else min(length, asked)
             return _Side(max(asked, 1), length)
         if asked is None and min(block, length) >= _TORCHS_ONE_BLOCK:
-            reject(name, "the length of the attention, where a block has none", None)
+            reject(name, "the length of the attention, since the block has none", None)
         return _Side(block if asked is not None else min(block, max(length, 1)), length)
 
     def positions(self, blocks: Tensor) -> Tensor:

@@ -99,72 +99,76 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     command = add("info", _info, "show versions, devices, and which kernels are usable here")
-    command.add_argument("--measure", action="store_true", help="measure the machine's ceilings, too")
+    command.add_argument("--measure", action="store_true", help="also measure the machine's ceilings")
 
     command = add("explain", _explain, "say which kernel a problem would get, and why not the others")
     _problem_options(command, several=False)
-    command.add_argument("--gradient", action="store_true", help="also for the backward pass")
+    command.add_argument("--gradient", action="store_true", help="explain the backward pass as well")
     command.add_argument(
-        "--call", type=Path, metavar="FILE", help="attention's arguments, a dict saved by torch"
+        "--call", type=Path, metavar="FILE", help="the arguments of attention: a dict saved by torch.save"
     )
 
-    command = add("check", _check, "compare every kernel with float64, beside PyTorch's own error")
+    command = add("check", _check, "compare every kernel's error with PyTorch's, both against float64")
     _problem_options(command, several=True)
     _selection_options(command)
-    command.add_argument("--kernels", type=_words, default=(), help="names or parts of them, by comma (all)")
-    rule = "of f16 and bf16: standard, PyTorch with 16-bit products is the measure, or strict, f32 is"
+    some = "kernels by name or part of a name, separated by commas (default: all)"
+    command.add_argument("--kernels", type=_words, default=(), help=some)
+    rule = "of f16 and bf16: compare with PyTorch in 16 bits (standard) or in f32 (strict)"
     command.add_argument("--precision", choices=PRECISIONS, help=rule)
 
     command = add("bench", _bench, "measure our kernels and their peers, and write a report")
     _problem_options(command, several=True)
     _selection_options(command)
-    command.add_argument(
-        "--kernels", type=_words, default=(), help="names or parts of them, peers' too (all)"
-    )
-    command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help="rounds on a GPU (%(default)s)")
-    command.add_argument("--seconds", type=float, default=0.3, help="for each on a CPU (%(default)s)")
+    some = "kernels and peers by name or part of a name, separated by commas (default: all)"
+    command.add_argument("--kernels", type=_words, default=(), help=some)
+    rounds = "rounds on a GPU (default: %(default)s)"
+    command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help=rounds)
+    each = "time for each implementation on a CPU (default: %(default)s)"
+    command.add_argument("--seconds", type=float, default=0.3, help=each)
     defaults = ", ".join(f"{ms:g} on {on}" for on, ms in LIMIT_MS.items())
-    limits = f"what is slower is left out (the suite's, or {defaults})"
+    limits = f"leave out what takes longer than this (default: the suite's limit, or {defaults})"
     command.add_argument("--limit-ms", type=float, help=limits)
-    within = "seconds, after which no other problem is begun; the same command goes on (no limit)"
+    within = "start no new problem after this time; run the command again to continue (default: no limit)"
     command.add_argument("--within", type=float, metavar="SECONDS", help=within)
-    command.add_argument("--threads", type=int, help="CPU threads (torch's own number)")
-    command.add_argument("--out", type=Path, default=default_out(), help="folder of records (%(default)s)")
-    command.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
-    compiled = "torch.compile beside eager PyTorch in gemm, ffn, norm and layer: minutes"
+    command.add_argument("--threads", type=int, help="CPU threads (default: torch's number)")
+    folder = "folder for the records (default: %(default)s)"
+    command.add_argument("--out", type=Path, default=default_out(), help=folder)
+    command.add_argument("--fresh", action="store_true", help="start anew, even if a run was interrupted")
+    compiled = "also measure torch.compile in gemm, ffn, norm and layer, which takes minutes"
     command.add_argument("--compile", action="store_true", help=compiled)
-    command.add_argument("--no-report", action="store_true", help="leave the HTML report out")
+    command.add_argument("--no-report", action="store_true", help="do not write the HTML report")
     command.add_argument("--list", action="store_true", help="list suites and implementations, run nothing")
 
     command = add("tune", _tune, "find the fastest configurations on this GPU, and use them from then on")
     _problem_options(command, several=True)
     _selection_options(command)
-    command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help="rounds on a GPU (%(default)s)")
-    where = "the file (TILEWISE_TUNING, or tilewise/tuning.json in the user's cache folder)"
+    command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help=rounds)
+    where = "file to write (default: TILEWISE_TUNING, or tilewise/tuning.json in the user's cache folder)"
     command.add_argument("--out", type=Path, metavar="FILE", help=where)
-    command.add_argument("--fresh", action="store_true", help="forget what the file has")
+    command.add_argument("--fresh", action="store_true", help="discard what the file has")
 
-    command = add("roofline", _roofline, "hold every row of records against the measured ceilings")
+    command = add("roofline", _roofline, "compare every row of records with the measured ceilings")
     _record_arguments(command)
 
     command = add("profile", _profile, "run kernels under ncu or nsys and say what bounds them")
     _problem_options(command, several=False)
     command.set_defaults(dtype=None, direction=None)
-    command.add_argument("--kernel", default="auto", help="one of ours or a peer (the one chosen)")
-    command.add_argument("--tool", choices=("ncu", "nsys", "torch"), help="the first of these that is there")
-    every = "every kernel and peer, in f32 and bf16, forward and backward where none is named; with --out"
+    command.add_argument("--kernel", default="auto", help="a kernel or a peer (default: the chosen kernel)")
+    tool = "profiler (default: the first of these that is installed)"
+    command.add_argument("--tool", choices=("ncu", "nsys", "torch"), help=tool)
+    every = "profile every kernel and peer, by default in f32 and bf16, forward and backward; needs --out"
     command.add_argument("--all", action="store_true", help=every)
-    kept = "folder for the reports of ncu and nsys and for the counters, which `tilewise report` shows"
+    kept = "folder for the reports of ncu and nsys and for the counters that `tilewise report` shows"
     command.add_argument("--out", type=Path, metavar="DIR", help=kept)
     command.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
 
     command = add("report", _report, "draw an HTML page and plots from records")
     _record_arguments(command)
-    earlier = "an earlier run, files or folders by comma: what became faster or slower since"
+    earlier = "an earlier run (files or folders, separated by commas), to show what became faster or slower"
     command.add_argument("--against", type=_words, default=(), metavar="OLD", help=earlier)
-    command.add_argument("--out", type=Path, help="the page (report.html beside the records)")
-    command.add_argument("--plots", type=Path, metavar="FOLDER", help="also every plot as SVG")
-    command.add_argument("--png", action="store_true", help="with --plots: as PNG, too (needs matplotlib)")
+    command.add_argument("--out", type=Path, help="the page (default: report.html beside the records)")
+    command.add_argument("--plots", type=Path, metavar="FOLDER", help="also write every plot as SVG")
+    command.add_argument("--png", action="store_true", help="with --plots: also as PNG (needs matplotlib)")
     return parser
 
 
@@ -173,25 +177,32 @@ def _problem_options(command: argparse.ArgumentParser, several: bool) -> None:
     if several:
         features = f"{sizes} dropout=0.1 deterministic=true; repeatable"
         command.add_argument("--shape", action="append", default=[], help=features)
-        command.add_argument("--suite", type=_words, default=(), help="names or files by comma, or all")
+        command.add_argument(
+            "--suite", type=_words, default=(), help="names or files, separated by commas, or all"
+        )
     else:
-        command.add_argument("--shape", default=DEFAULT_SHAPE, help=f"{sizes} (%(default)s)")
+        command.add_argument("--shape", default=DEFAULT_SHAPE, help=f"{sizes} (default: %(default)s)")
         command.add_argument("--dtype", default="f32", choices=tuple(ITEM_BYTES))
         command.add_argument("--pass", dest="direction", default="forward", choices=PASSES)
         command.add_argument("--causal", default="no", choices=("yes", "no"))
-    command.add_argument("--device", choices=("cpu", "cuda"), help="the best one present")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
 
 
 def _selection_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--dtype", type=_words, default=(), help="f32, f16, bf16, by comma (the suite's)")
-    passes = f"{', '.join(PASSES)} (the suite's)"
+    dtypes = "f32, f16, bf16, separated by commas (default: the suite's)"
+    command.add_argument("--dtype", type=_words, default=(), help=dtypes)
+    passes = f"{', '.join(PASSES)}, separated by commas (default: the suite's)"
     command.add_argument("--pass", dest="passes", type=_words, default=(), help=passes)
-    command.add_argument("--causal", choices=("yes", "no", "both"), help="(the suite's)")
+    command.add_argument("--causal", choices=("yes", "no", "both"), help="default: the suite's")
 
 
 def _record_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "records", nargs="*", type=Path, default=[default_out()], help=f"files or folders ({default_out()})"
+        "records",
+        nargs="*",
+        type=Path,
+        default=[default_out()],
+        help=f"files or folders of records (default: {default_out()})",
     )
 
 
@@ -214,7 +225,7 @@ def _problems(options: Any, dtypes: tuple[str, ...], passes: tuple[str, ...]) ->
     """Those of the options' one shape."""
     found = suites.shape(options.shape, suites.Selection(dtypes, passes, (options.causal == "yes",)))
     if not found:
-        raise BadInput(f"--pass: expected one that the operation has, got {options.direction!r}")
+        raise BadInput(f"--pass: expected a pass of this operation, got {options.direction!r}")
     return found
 
 
@@ -270,7 +281,7 @@ def _explain(options: Any) -> int:
         return 0
     problem = _one_problem(options)
     if not isinstance(problem, Problem):
-        raise BadInput(f"--shape: expected attention, whose choice is explained, got op={problem.op}")
+        raise BadInput(f"--shape: expected attention, the one operation explained here, got op={problem.op}")
     device = environment.choose_device(options.device)
     with measure.making(problem):
         tensors = operands.Operands.random(problem, device)
@@ -393,7 +404,7 @@ def _tune(options: Any) -> int:
     status = tune.status()
     out = options.out or Path(status.path)
     if not (options.out or status.path):
-        raise BadInput("--out: expected a file with it, since TILEWISE_TUNING turns tuning off")
+        raise BadInput("--out: expected a file, since TILEWISE_TUNING turns tuning off")
     files.check_writable("--out", out)
     selection = _selection(options)
     problems = [problem for name in options.suite for problem in suites.load(name, selection).problems]
@@ -448,9 +459,9 @@ def _roofline(options: Any) -> int:
 def _profile(options: Any) -> int:
     device = environment.choose_device(options.device)
     if options.all and not (options.out or options.watched):
-        raise BadInput("--all: expected --out with it, got none")
+        raise BadInput("--all: expected --out as well, got none")
     if options.out and options.tool:
-        raise BadInput("--tool: expected no --out with it, which takes all tools that are there")
+        raise BadInput("--tool: expected none with --out, which uses all installed tools, got one")
     targets = _profile_targets(options, device)
     if options.out:
         return _profile_into(options, targets, device)
@@ -516,7 +527,7 @@ def _profile_into(
 
 def _report(options: Any) -> int:
     if options.png and not options.plots:
-        raise BadInput("--png: expected --plots with it, got none")
+        raise BadInput("--png: expected --plots as well, got none")
     found = records.read_all(options.records)
     earlier = records.read_all([Path(path) for path in options.against]) if options.against else []
     first = options.records[0]

@@ -313,7 +313,7 @@ MaskSlice checked(const MaskSlice& given, const BlockGrid& grid) {
   const auto check_range = [](Range range, std::int64_t length, std::string_view name) {
     check(
         range.begin >= 0 && range.begin <= range.end && range.end <= length, name,
-        [&] { return "ranges from 0 up to " + std::to_string(length); },
+        [&] { return "a range within 0 to " + std::to_string(length); },
         [&] { return std::to_string(range.begin) + " to " + std::to_string(range.end); });
   };
   check_range({slice.q_begin, slice.q_end}, grid.length_q, "slices.q_begin");

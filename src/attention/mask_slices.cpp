@@ -75,8 +75,8 @@ std::vector<MaskSlice> documents(std::span<const std::int64_t> lengths, bool cau
 std::vector<MaskSlice> prefix(std::int64_t length, std::int64_t prefix) {
   check_length(length, "length");
   check(
-      prefix >= 0 && prefix <= length, "prefix", [&] { return "0 to the length, " + std::to_string(length); },
-      prefix);
+      prefix >= 0 && prefix <= length, "prefix",
+      [&] { return "a number from 0 to the length, " + std::to_string(length); }, prefix);
   return {{.q_begin = 0, .q_end = length, .k_begin = 0, .k_end = prefix}, causal_square(prefix, length)};
 }
 
@@ -113,15 +113,15 @@ std::vector<MaskSlice> neighbourhood(std::span<const std::int64_t> extents,
   check(!extents.empty(), "extents", "at least one", "none");
   check(
       kernel.size() == extents.size(), "kernel",
-      [&] { return "as many as extents, " + std::to_string(extents.size()); }, kernel.size());
+      [&] { return "as many numbers as extents, " + std::to_string(extents.size()); }, kernel.size());
   std::int64_t points = 1;
   for (std::size_t dim = 0; dim < extents.size(); ++dim) {
     check(extents[dim] >= 1 && extents[dim] <= most_positions / points, "extents",
-          "1 or above, and fewer than 2^31 points", extents[dim]);
+          "1 or above, and fewer than 2^31 points in total", extents[dim]);
     points *= extents[dim];
     check(
         kernel[dim] >= 1 && kernel[dim] <= extents[dim], "kernel",
-        [&] { return "1 to the extent, " + std::to_string(extents[dim]); }, kernel[dim]);
+        [&] { return "a number from 1 to the extent, " + std::to_string(extents[dim]); }, kernel[dim]);
   }
   std::vector<MaskSlice> slices;
   add_neighbours(0, 0, 0, extents, kernel, slices);

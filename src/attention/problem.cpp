@@ -42,11 +42,11 @@ std::string to_string(const AttentionProblem& problem) {
 
 std::string unsuited_piece(const AttentionProblem& problem) {
   const PieceDetails& piece = problem.piece;
-  if (piece.placed) return "counts positions of ALiBi and dropout from the first query, key and head alone";
-  if (piece.off_diagonal) return "takes bands that hold a query's own key alone";
-  if (piece.wide_rows) return "takes results in the type of q alone";
-  if (piece.wide_statistics) return "takes lse in f32 alone";
-  if (piece.share_of_keys) return "takes backward of rows whose keys are all given alone";
+  if (piece.placed) return "does not support ALiBi or dropout in pieces with offsets or steps";
+  if (piece.off_diagonal) return "needs a band that includes each query's own key";
+  if (piece.wide_rows) return "needs results in the type of q, got f32";
+  if (piece.wide_statistics) return "needs lse in f32, got f64";
+  if (piece.share_of_keys) return "needs all keys of each query in backward";
   return {};
 }
 

@@ -45,9 +45,9 @@ void check_lse(const Tensor& tensor, std::string_view name, const Tensor& q, con
 // Checks what backward of a piece with some of the keys needs, and what it must not be given.
 void check_delta(const AttentionInputs& inputs, const AttentionOptions& options,
                  const AttentionGradients& gradients, const Context& context) {
-  check(options.piece.has_value(), "delta", "none but of a piece", gradients.delta);
-  check(!inputs.sinks.given(), "sinks", "none beside delta, as lse has them", inputs.sinks);
-  check(!gradients.o.given(), "o", "none beside delta", gradients.o);
+  check(options.piece.has_value(), "delta", "none without a piece", gradients.delta);
+  check(!inputs.sinks.given(), "sinks", "none with delta, since lse includes them", inputs.sinks);
+  check(!gradients.o.given(), "o", "none with delta", gradients.o);
   check_lse(gradients.delta, "delta", inputs.q, context, true);
   check_dtype(gradients.delta, "delta", gradients.lse.dtype);
 }
@@ -248,7 +248,7 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
     check(problem.features.logit_scale, "dlogit_scale", "logit_scale to differentiate", "no logit_scale");
     check_like(gradients.dlogit_scale, "dlogit_scale", inputs.logit_scale, "logit_scale");
     check_dtype(gradients.dlogit_scale, "dlogit_scale", inputs.logit_scale.dtype);
-    check(gradients.dq.given(), "dq", "a tensor beside dlogit_scale, which is made from it", "none");
+    check(gradients.dq.given(), "dq", "a tensor, since dlogit_scale is computed from it", "none");
   }
 
   if (memory == ResultMemory::callers) check_apart(inputs, gradients);

@@ -56,22 +56,22 @@ void raise(const AttentionFault& fault, const AttentionCall& call) {
   constexpr std::string_view once = "each key block at most once in a row of query blocks";
   switch (fault.rule) {
     case AttentionRule::none: return;
-    case AttentionRule::starts_at_0: reject(cumulative, "a start at 0", fault.value);
-    case AttentionRule::never_falls: reject(cumulative, "lengths that do not decrease", value_at(fault));
+    case AttentionRule::starts_at_0: reject(cumulative, "a first entry of 0", fault.value);
+    case AttentionRule::never_falls: reject(cumulative, "entries that do not decrease", value_at(fault));
     case AttentionRule::longest:
       reject(cumulative,
              up_to("sequences of at most the maximum length ",
                    second ? call.problem.length_k : call.problem.length_q),
              value_at(fault));
     case AttentionRule::ends_inside:
-      reject(cumulative, up_to("an end of at most ", second ? call.total_k : call.total_q) + " rows",
+      reject(cumulative, up_to("a last entry of at most ", second ? call.total_k : call.total_q),
              fault.value);
     case AttentionRule::key_length:
       reject("key_lengths", up_to("lengths from 0 to ", call.problem.length_k), value_at(fault));
     case AttentionRule::page: reject("page_table", up_to("page ids from 0 to ", call.pages - 1), fault.value);
     case AttentionRule::block_count:
       reject(blocks,
-             up_to("counts from 0 to its ", second ? call.blocks.full_slots : call.blocks.slots) + " slots",
+             up_to("counts from 0 to ", second ? call.blocks.full_slots : call.blocks.slots) + ", its slots",
              fault.value);
     case AttentionRule::key_block:
       reject(blocks, up_to("key blocks from 0 to ", call.key_blocks() - 1), fault.value);

@@ -162,7 +162,7 @@ void check_paged(const AttentionInputs& inputs, const Context& context, Attentio
 
 void check_piece(const Piece& piece, const AttentionInputs& inputs, const AttentionProblem& problem) {
   const auto check_none = [](bool given, std::string_view name) {
-    check(!given, name, "none in a piece of a whole", "some");
+    check(!given, name, "none with a piece", "some");
   };
   check(problem.layout == Layout::dense, "piece", "dense tensors", "packed or paged ones");
   check_none(inputs.key_lengths.given(), "key_lengths");
@@ -173,9 +173,9 @@ void check_piece(const Piece& piece, const AttentionInputs& inputs, const Attent
     check(whole >= 0 && whole < max_length, whole_name, "0 or above and below 2^31", whole);
     check(
         offset >= 0 && offset <= whole && (count == 0 || offset + (count - 1) * step < whole), name,
-        [&] { return "a place within the whole's " + std::to_string(whole); },
+        [&] { return "positions from 0 up to " + std::to_string(whole) + " of the whole"; },
         [&] {
-          return std::to_string(count) + " from " + std::to_string(offset) + " on in steps of " +
+          return std::to_string(count) + " positions from " + std::to_string(offset) + " in steps of " +
                  std::to_string(step);
         });
   };
@@ -186,7 +186,7 @@ void check_piece(const Piece& piece, const AttentionInputs& inputs, const Attent
   check_within(piece.head_offset, 1, problem.heads_q, piece.heads_q, "piece.head_offset", "piece.heads_q");
   check(piece.batch_offset >= 0 &&
             (piece.batch_offset + problem.batch) * std::max<std::int64_t>(piece.heads_q, 1) < 2 * max_length,
-        "piece.batch_offset", "0 or above, with fewer than 2^32 heads in all", piece.batch_offset);
+        "piece.batch_offset", "0 or above, and fewer than 2^32 heads in total", piece.batch_offset);
 }
 
 void check_mask(const Tensor& mask, const Context& context, const AttentionProblem& problem) {
@@ -232,8 +232,8 @@ void check_blocks(const BlockMask& blocks, const Context& context, const Attenti
     check(
         fits, name,
         [&] {
-          return "B|1 " + std::to_string(problem.batch) + ", Hq|1 " + std::to_string(problem.heads_q) + ", " +
-                 std::to_string(rows) + " query blocks";
+          return "[B|1, Hq|1, query blocks] with B " + std::to_string(problem.batch) + ", Hq " +
+                 std::to_string(problem.heads_q) + " and " + std::to_string(rows) + " query blocks";
         },
         tensor);
     check_memory(tensor, name, context);
@@ -250,8 +250,10 @@ void check_blocks(const BlockMask& blocks, const Context& context, const Attenti
         "both tile_ids and tiles, or neither", "one of them");
   if (blocks.tile_ids.given()) {
     check_list(blocks.tile_ids, "blocks.tile_ids", 4);
-    check(blocks.tile_ids.extent(3) == blocks.indices.extent(3), "blocks.tile_ids", "the slots of indices",
-          blocks.tile_ids);
+    check(
+        blocks.tile_ids.extent(3) == blocks.indices.extent(3), "blocks.tile_ids",
+        [&] { return "as many slots as indices, " + std::to_string(blocks.indices.extent(3)); },
+        blocks.tile_ids);
     check_dtype(blocks.tiles, "blocks.tiles", DType::boolean);
     check(blocks.tiles.rank == 3 && blocks.tiles.extent(1) == blocks.block_q &&
               blocks.tiles.extent(2) == blocks.block_k,
@@ -396,7 +398,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   check(problem.length_k < max_length, "k", "fewer than 2^31 keys", inputs.k);
   // Entries without heads count, too, since the checks of index tensors go over them.
   check(bounded_product(problem.batch, std::max<std::int64_t>(problem.heads_q, 1)) < 2 * max_length, "q",
-        "fewer than 2^32 heads in all", inputs.q);
+        "fewer than 2^32 heads in total", inputs.q);
 
   if (options.piece) check_piece(*options.piece, inputs, problem);
   if (inputs.mask.given()) check_mask(inputs.mask, context, problem);

@@ -58,7 +58,7 @@ std::string with_strides(const Tensor& tensor) {
 
 void check_memory(const Tensor& tensor, std::string_view name, const Context& context) {
   check(tensor.rank >= 0 && tensor.rank <= Tensor::max_rank, name, "at most 5 dimensions", tensor);
-  check_enumerator(tensor.dtype, DType::i64, name, "a known type of elements");
+  check_enumerator(tensor.dtype, DType::i64, name, "a known element type");
   const Span span(tensor);
   check(!span.negative, name, "no negative extent", tensor);
   check(
@@ -70,7 +70,7 @@ void check_memory(const Tensor& tensor, std::string_view name, const Context& co
   check(tensor.data != nullptr, name, "data", [&] { return "null data with " + to_string(tensor); });
   const std::size_t width = size_of(tensor.dtype);
   check((reinterpret_cast<std::uintptr_t>(tensor.data) & (width - 1)) == 0, name,
-        [&] { return "memory aligned to " + std::to_string(width) + " bytes"; }, "an address between");
+        [&] { return "memory aligned to " + std::to_string(width) + " bytes"; }, "an unaligned address");
 }
 
 bool same_view(const Tensor& a, const Tensor& b) {
@@ -122,18 +122,20 @@ void check_same_forms(std::span<const Named> planned, std::span<const Named> giv
     check(now.data != nullptr, name, "data", [&] { return "null data with " + to_string(now); });
     check((reinterpret_cast<std::uintptr_t>(now.data) & (alignment - 1)) == 0, name,
           [&] { return "memory aligned to " + std::to_string(alignment) + " bytes, as planned"; },
-          "an address between");
+          "an unaligned address");
   }
 }
 
 void check_written(std::span<const Named> written, std::span<const Named> read) {
   for (const Named& output : written) {
     if (!output.tensor->given()) continue;
-    check(!overlaps_itself(*output.tensor), output.name, "a view whose elements are all apart",
+    check(!overlaps_itself(*output.tensor), output.name, "elements that do not overlap",
           "strides that overlap");
     const auto check_apart = [&](const Named& other) {
       const bool apart = !other.tensor->given() || !may_overlap(*output.tensor, *other.tensor);
-      check(apart, output.name, [&] { return "memory apart from " + std::string(other.name); }, "an overlap");
+      check(
+          apart, output.name, [&] { return "memory that does not overlap " + std::string(other.name); },
+          "an overlap");
     };
     for (const Named& input : read) check_apart(input);
     for (const Named* other = written.data(); other != &output; ++other) check_apart(*other);

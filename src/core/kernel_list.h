@@ -93,7 +93,7 @@ std::string reason_against(const K& kernel, const typename K::Problem& problem, 
   if (!reason.empty()) return reason;
   const std::string trial = trial_of(kernel, problem);
   if (trial.empty() || (name == kernel.name && allows_trials())) return {};
-  return "trial: takes " + trial + " by its name and with TILEWISE_TRIAL=1 alone";
+  return "trial: runs " + trial + " only when named and with TILEWISE_TRIAL=1";
 }
 
 /// The kernel of that name or, for "auto", the first that can compute the problem and does not yield; if all

@@ -25,7 +25,7 @@ Tensor::Tensor(void* data_, DType dtype_, std::span<const std::int64_t> shape_, 
 Tensor::Tensor(void* data_, DType dtype_, std::span<const std::int64_t> shape_,
                std::span<const std::int64_t> strides_, Device device_)
     : Tensor(data_, dtype_, shape_, device_) {
-  check(shape_.size() == strides_.size(), "strides", "as many as shape has", strides_.size());
+  check(shape_.size() == strides_.size(), "strides", "as many strides as extents", strides_.size());
   for (std::size_t dim = 0; dim < strides_.size(); ++dim) strides[dim] = strides_[dim];
 }
 

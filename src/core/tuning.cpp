@@ -48,7 +48,7 @@ class Choices {
         rows_[index][tuning_key(text_hash(choice.table), text_hash(choice.problem))] = text_hash(choice.row);
       }
       if (rows_[index].empty() && status_.from_file) {
-        std::fprintf(stderr, "tilewise: %s: measured on %s, not on %s; nothing of it is used there\n",
+        std::fprintf(stderr, "tilewise: %s: measured on %s, not on %s; it is not used there\n",
                      status_.path.c_str(), all_.front().device.c_str(), device.c_str());
       }
     });

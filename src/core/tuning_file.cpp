@@ -85,7 +85,7 @@ class JsonReader {
   }
   void end() {
     space();
-    if (at_ != text_.size()) fail("the end");
+    if (at_ != text_.size()) fail("the end of the text");
   }
   [[noreturn]] void fail(std::string_view expected) const { fail(expected, at_); }
 
@@ -102,7 +102,8 @@ class JsonReader {
   };
 
   [[noreturn]] void fail(std::string_view expected, std::size_t at) const {
-    const std::string found = at < text_.size() ? "byte " + std::to_string(at) + " of the text" : "its end";
+    const std::string found =
+        at < text_.size() ? "byte " + std::to_string(at) + " of the text" : "the end of the text";
     reject("tuning", expected, found);
   }
   void space() {
@@ -144,14 +145,14 @@ class JsonReader {
       case 'r': to += '\r'; return;
       case 't': to += '\t'; return;
       case 'u': break;
-      default: fail("an escape of JSON", at_ - 1);
+      default: fail("a JSON escape", at_ - 1);
     }
     unsigned code = 0;
     for (int n = 0; n < 4; ++n) {
-      const char digit = next("four digits");
+      const char digit = next("four hexadecimal digits");
       const bool decimal = digit >= '0' && digit <= '9';
       const char low = static_cast<char>(digit | 0x20);
-      if (!decimal && (low < 'a' || low > 'f')) fail("four digits", at_ - 1);
+      if (!decimal && (low < 'a' || low > 'f')) fail("four hexadecimal digits", at_ - 1);
       code = code * 16 + static_cast<unsigned>(decimal ? digit - '0' : low - 'a' + 10);
     }
     // Texts of tables and rows are ASCII. Other characters match nothing here, so one replacement is enough.
@@ -271,7 +272,7 @@ std::string read_tuning_file(const std::string& path) {
     text.resize(used);
   }
   close(file);
-  check(regular, "tuning", "a regular file of at most 16 MiB", "another");
+  check(regular, "tuning", "a regular file of at most 16 MiB", "something else");
   check(!text.empty(), "tuning", "JSON", "an empty file");
   return text;
 }

@@ -309,9 +309,9 @@ std::size_t backward_workspace(const FfnCall& call, const Context& context) {
 }
 
 std::string supports(const FfnProblem& problem) {
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   if ((problem.pass == Pass::backward || problem.kept) && ffn_steps(problem.device.type) == nullptr) {
-    return "has no pass over activations on " + to_string(problem.device);
+    return "this build has no kernel for activations on " + to_string(problem.device);
   }
   // The first of the GEMMs that the network consists of.
   const GemmProblem product{.device = problem.device,
@@ -329,7 +329,7 @@ std::string supports(const FfnProblem& problem) {
   for (const GemmKernel& kernel : gemm_kernel_list()) {
     if (kernel.supports(product).empty()) return {};
   }
-  return "has no product on " + to_string(problem.device);
+  return "no kernel of gemm computes its products on " + to_string(problem.device);
 }
 
 std::size_t workspace(const FfnCall& call, const Context& context) {

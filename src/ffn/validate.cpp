@@ -37,7 +37,7 @@ FfnCall checked_inputs(Pass pass, const FfnInputs& inputs, const FfnOptions& opt
   check_matrix(inputs.down, "down", x.dtype, context);
   check(inputs.gate.given() || !inputs.gate_bias.given(), "gate_bias", "a gate to add it to", "no gate");
   check(!inputs.gate.given() || options.activation != Activation::none, "activation",
-        "one to pass the gate through", "none");
+        "an activation for the gate", "none");
   check_bias(inputs.up_bias, "up_bias", hidden, x.dtype, context);
   check_bias(inputs.gate_bias, "gate_bias", hidden, x.dtype, context);
   check_bias(inputs.down_bias, "down_bias", out, x.dtype, context);
@@ -80,7 +80,7 @@ void check_rows(const Tensor& tensor, std::string_view name, Shape shape, std::s
 void check_gradient(const Tensor& gradient, std::string_view name, const Tensor& of, std::string_view of_name,
                     const Context& context) {
   if (!gradient.given()) return;
-  check(of.given(), name, [&] { return "a " + std::string(of_name) + " to differentiate"; }, "none");
+  check(of.given(), name, [&] { return std::string(of_name) + " to differentiate"; }, "none");
   check(
       same_shape(gradient, of), name,
       [&] { return "the shape of " + std::string(of_name) + ", " + shape_string(of); }, gradient);
@@ -92,7 +92,7 @@ void check_gradient(const Tensor& gradient, std::string_view name, const Tensor&
 // Takes the products before the activation that forward keeps for backward: up's and the gate's, or none.
 void take_products(FfnCall& call, const Tensor& up, const Tensor& gate, const Context& context) {
   FfnProblem& problem = call.problem;
-  check(problem.gated || !gate.given(), "gate_product", "a gate to keep it of", "no gate");
+  check(problem.gated || !gate.given(), "gate_product", "none without a gate", gate);
   if (!up.given() && !gate.given()) return;
   const auto take = [&](const Tensor& product, std::string_view name) {
     check_rows(product, name, {problem.tokens, problem.hidden}, "[M, F]", problem.dtype, context);

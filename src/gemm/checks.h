@@ -32,7 +32,7 @@ inline void check_same_layout(const Matrix& matrix, std::string_view name, const
                               std::string_view other_name) {
   check(
       matrix.by_rows() == other.by_rows(), name,
-      [&] { return "the contiguous dimension of " + std::string(other_name); }, "the other");
+      [&] { return "the same contiguous dimension as " + std::string(other_name); }, "the other");
 }
 
 }  // namespace tilewise

@@ -23,7 +23,7 @@ GemmCall checked_gemm(const GemmInputs& inputs, const GemmOptions& options, cons
   if (inputs.gate.given()) {
     check_shape(inputs.gate, "gate", {n, k}, "the shape of b", context);
     check_matrix(inputs.gate, "gate", a.dtype, context);
-    check(options.activation != Activation::none, "activation", "one to pass the gate through", "none");
+    check(options.activation != Activation::none, "activation", "an activation for the gate", "none");
   }
   check_bias(inputs.bias, "bias", n, a.dtype, context);
   check(inputs.gate.given() || !inputs.gate_bias.given(), "gate_bias", "a gate to add it to", "no gate");

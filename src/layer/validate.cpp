@@ -68,7 +68,7 @@ struct Expected {
   }
   void vector(const Tensor& tensor, std::string_view name, std::int64_t count) const {
     if (!tensor.given()) return;
-    check_shape(tensor, name, {count}, "one for each output", context);
+    check_shape(tensor, name, {count}, "a value for each output", context);
     check(
         tensor.dtype == x.dtype || tensor.dtype == DType::f32, name,
         [&] { return "f32 or the type of x, " + std::string(to_string(x.dtype)); }, to_string(tensor.dtype));

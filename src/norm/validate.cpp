@@ -120,16 +120,17 @@ NormCall checked_norm_backward(const NormInputs& inputs, const NormOptions& opti
                                const NormGradients& gradients, const Context& context) {
   NormCall call = checked_inputs(Pass::backward, inputs, options, context);
   NormProblem& problem = call.problem;
-  check(!inputs.residual.given(), "residual", "none in backward, where x is the sum", inputs.residual);
+  check(!inputs.residual.given(), "residual", "none in backward, where x is already the sum",
+        inputs.residual);
   const BesideX beside(inputs.x, context);
   check(gradients.dy.given(), "dy", "the shape of x", gradients.dy);
   beside.rows(gradients.dy, "dy");
   beside.rows(gradients.d_sum, "d_sum");
   beside.rows(gradients.dx, "dx");
-  check(gradients.rstd.given(), "rstd", "that of forward", gradients.rstd);
+  check(gradients.rstd.given(), "rstd", "the rstd of forward", gradients.rstd);
   beside.statistics(gradients.rstd, "rstd");
   check(gradients.mean.given() == (options.norm == Norm::layer), "mean",
-        options.norm == Norm::layer ? "that of forward" : "none with an rms norm", gradients.mean);
+        options.norm == Norm::layer ? "the mean of forward" : "none with an rms norm", gradients.mean);
   beside.statistics(gradients.mean, "mean");
   check(inputs.weight.given() || !gradients.d_weight.given(), "d_weight", "a weight to differentiate",
         "no weight");

@@ -34,7 +34,7 @@ Angles angles_of(const Tensor& tensor) {
 
 // q, k, v: rank, type and agreement; fills the problem's shape.
 void check_heads(const RopeInputs& inputs, const Context& context, RopeProblem& problem) {
-  check(inputs.q.given() || inputs.k.given(), "q", "q or k to turn", "neither");
+  check(inputs.q.given() || inputs.k.given(), "q", "q or k to rotate", "neither");
   const Tensor& first = inputs.q.given() ? inputs.q : inputs.k;
   for (const auto& [tensor, name] :
        {std::pair(&inputs.q, "q"), std::pair(&inputs.k, "k"), std::pair(&inputs.v, "v")}) {
@@ -65,7 +65,7 @@ void check_heads(const RopeInputs& inputs, const Context& context, RopeProblem& 
         [&] { return "the head dim of q, " + std::to_string(problem.dim); }, inputs.k);
   }
   if (inputs.v.given()) {
-    check(inputs.k.given(), "v", "k beside it", "no k");
+    check(inputs.k.given(), "v", "k as well", "no k");
     problem.dim_v = inputs.v.extent(3);
     check(
         inputs.v.extent(1) == problem.heads_kv, "v",
@@ -99,7 +99,8 @@ void check_angles(const RopeInputs& inputs, const Context& context, RopeProblem&
                    std::to_string(problem.length);
           },
           cos);
-    check(!inputs.positions.given(), "positions", "none beside the angles of each token", inputs.positions);
+    check(!inputs.positions.given(), "positions", "none if cos has the angles of each token",
+          inputs.positions);
   } else if (!inputs.positions.given()) {
     check(
         cos.extent(0) >= problem.length, "cos",
@@ -133,7 +134,7 @@ Positions checked_positions(const Tensor& positions, std::int64_t table, const R
 
 void check_output(const Tensor& output, std::string_view name, const Tensor& input, const Context& context) {
   if (!output.given()) return;
-  check(input.given(), name, "an input to turn", "none");
+  check(input.given(), name, "an input to rotate", "none");
   check(
       same_shape(output, input), name, [&] { return "the shape of its input, " + shape_string(input); },
       output);
@@ -147,9 +148,9 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
   RopeProblem& problem = call.problem;
   const Tensor& k_cache = outputs.k_cache;
   check(inputs.v.given() == outputs.v_cache.given(), "v_cache", "both v and v_cache, or neither",
-        inputs.v.given() ? "v alone" : "v_cache alone");
+        inputs.v.given() ? "only v" : "only v_cache");
   if (!k_cache.given()) {
-    check(!outputs.v_cache.given(), "k_cache", "one beside v_cache", "none");
+    check(!outputs.v_cache.given(), "k_cache", "both k_cache and v_cache, or neither", "only v_cache");
     check(!inputs.page_table.given(), "page_table", "none without a cache", inputs.page_table);
     check(!inputs.cache_starts.given(), "cache_starts", "none without a cache", inputs.cache_starts);
     check(!inputs.cache_ends.given(), "cache_ends", "none without a cache", inputs.cache_ends);
@@ -175,7 +176,8 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
     check_one(outputs.v_cache, "v_cache", problem.dim_v);
     check(
         outputs.v_cache.extent(0) == k_cache.extent(0) && outputs.v_cache.extent(2) == k_cache.extent(2),
-        "v_cache", [&] { return "the places of k_cache, " + shape_string(k_cache); }, outputs.v_cache);
+        "v_cache", [&] { return "the first and third extent of k_cache, " + shape_string(k_cache); },
+        outputs.v_cache);
   }
   if (inputs.cache_starts.given()) {
     check_dtype(inputs.cache_starts, "cache_starts", DType::i32);
@@ -183,7 +185,7 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
     call.cache_starts = indices_of(inputs.cache_starts);
   }
   if (inputs.cache_ends.given()) {
-    check(!inputs.cache_starts.given(), "cache_ends", "none beside cache_starts", inputs.cache_ends);
+    check(!inputs.cache_starts.given(), "cache_ends", "none with cache_starts", inputs.cache_ends);
     check_dtype(inputs.cache_ends, "cache_ends", DType::i32);
     check_shape(inputs.cache_ends, "cache_ends", {problem.batch}, "[B]", context);
     call.cache_starts = indices_of(inputs.cache_ends);
@@ -216,8 +218,8 @@ void raise(const RopeFault& fault, const RopeCall& call) {
       reject(call.cache_starts.data == nullptr ? "k_cache"
              : call.starts_are_ends            ? "cache_ends"
                                                : "cache_starts",
-             "room for " + number(call.problem.length) + " tokens from " + number(fault.value) + " on",
-             "a cache of " + number(call.capacity) + " for entry " + number(fault.place[0]));
+             "room for " + number(call.problem.length) + " tokens from position " + number(fault.value),
+             "a cache of " + number(call.capacity) + " tokens for batch entry " + number(fault.place[0]));
     case RopeRule::angles:
       reject("cos", "a table of at least " + number(fault.value) + " positions",
              Tensor(nullptr, call.cos.dtype, std::array{call.angle_rows, call.problem.rotary_dim / 2}));
@@ -253,7 +255,7 @@ RopeCall checked_rope(const RopeInputs& inputs, const RopeOptions& options, cons
   call.angle_rows = inputs.cos.extent(0);
   call.positions = checked_positions(inputs.positions, call.angle_rows, problem, context);
   check(inputs.q.given() == outputs.q.given(), "q", "both an input and an output, or neither",
-        inputs.q.given() ? "an input alone" : "an output alone");
+        inputs.q.given() ? "only an input" : "only an output");
   check(!inputs.k.given() || outputs.k.given() || outputs.k_cache.given(), "k",
         "an output or a cache to write to", "neither");
   check_output(outputs.q, "q", inputs.q, context);

@@ -250,14 +250,14 @@ TEST(Masks, BadArgumentsAreNamed) {
             "lengths: expected 0 or above and below 2^31, got -1");
   EXPECT_EQ(message([] { masks::documents(Sizes{1LL << 30, 1LL << 30}, false); }),
             "lengths: expected 0 or above and below 2^31, got 2147483648");
-  EXPECT_EQ(message([] { masks::prefix(8, 9); }), "prefix: expected 0 to the length, 8, got 9");
+  EXPECT_EQ(message([] { masks::prefix(8, 9); }), "prefix: expected a number from 0 to the length, 8, got 9");
   EXPECT_EQ(message([] { masks::block_causal(8, 0); }), "block: expected 1 or above, got 0");
   EXPECT_EQ(message([] { masks::neighbourhood(Sizes{8, 8}, Sizes{3}); }),
-            "kernel: expected as many as extents, 2, got 1");
+            "kernel: expected as many numbers as extents, 2, got 1");
   EXPECT_EQ(message([] { masks::neighbourhood(Sizes{8, 8}, Sizes{3, 9}); }),
-            "kernel: expected 1 to the extent, 8, got 9");
+            "kernel: expected a number from 1 to the extent, 8, got 9");
   EXPECT_EQ(message([] { make_block_lists(masks::documents(Sizes{9}, false), square(8)); }),
-            "slices.q_begin: expected ranges from 0 up to 8, got 0 to 9");
+            "slices.q_begin: expected a range within 0 to 8, got 0 to 9");
   EXPECT_EQ(message([] { make_block_lists({}, square(8, 0)); }), "block_q: expected 1 or above, got 0");
   const std::vector<MaskSlice> crossed = {
       {.q_begin = 0, .q_end = 8, .k_begin = 0, .k_end = 8, .lowest = 1, .highest = 0}};

@@ -32,9 +32,9 @@ const Refusal outputs[] = {
      "null data with f32[2, 4, 3, 6]"},
     {"ODevice", dense, [](Scene& s) { s.outputs.o.device.type = Device::Type::cuda; }, "o", "memory on cpu",
      "cuda:0"},
-    {"OExpanded", dense, [](Scene& s) { s.outputs.o.strides[1] = 0; }, "o", "all apart",
+    {"OExpanded", dense, [](Scene& s) { s.outputs.o.strides[1] = 0; }, "o", "do not overlap",
      "strides that overlap"},
-    {"OInterleaved", dense, [](Scene& s) { s.outputs.o.strides[2] = 3; }, "o", "all apart",
+    {"OInterleaved", dense, [](Scene& s) { s.outputs.o.strides[2] = 3; }, "o", "do not overlap",
      "strides that overlap"},
     {"LseShape", dense, [](Scene& s) { s.outputs.lse = s.make(DType::f32, {2, 4, 3, 1}); }, "lse",
      "[B, Hq, Sq] = [2, 4, 3]", "f32[2, 4, 3, 1]"},
@@ -50,7 +50,7 @@ const Refusal outputs[] = {
      "lse", "f32", "f16"},
     {"LseNull", dense, [](Scene& s) { s.outputs.lse.data = nullptr; }, "lse", "data",
      "null data with f32[2, 4, 3]"},
-    {"LseExpanded", dense, [](Scene& s) { s.outputs.lse.strides[0] = 0; }, "lse", "all apart",
+    {"LseExpanded", dense, [](Scene& s) { s.outputs.lse.strides[0] = 0; }, "lse", "do not overlap",
      "strides that overlap"},
     {"PackedOShape", packed, [](Scene& s) { s.outputs.o = s.make(DType::f32, {5, 4, 6}); }, "o",
      "[total_q, Hq, Dv] = [6, 4, 6]", "f32[5, 4, 6]"},
@@ -82,7 +82,7 @@ const Refusal gradients[] = {
      "the shape of q = [2, 4, 3, 4]", "f32[2, 4, 3, 6]"},
     {"DqType", backward, [](Scene& s) { s.gradients.dq = s.make(DType::f16, {2, 4, 3, 4}); }, "dq", "f32",
      "f16"},
-    {"DqExpanded", backward, [](Scene& s) { s.gradients.dq.strides[0] = 0; }, "dq", "all apart",
+    {"DqExpanded", backward, [](Scene& s) { s.gradients.dq.strides[0] = 0; }, "dq", "do not overlap",
      "strides that overlap"},
     {"DkShape", backward, [](Scene& s) { s.gradients.dk = s.make(DType::f32, {2, 4, 5, 4}); }, "dk",
      "the shape of k, [2, 2, 5, 4]", "f32[2, 4, 5, 4]"},
@@ -92,7 +92,7 @@ const Refusal gradients[] = {
      "f64"},
     {"DkNull", backward, [](Scene& s) { s.gradients.dk.data = nullptr; }, "dk", "data",
      "null data with f32[2, 2, 5, 4]"},
-    {"DkExpanded", backward, [](Scene& s) { s.gradients.dk.strides[1] = 0; }, "dk", "all apart",
+    {"DkExpanded", backward, [](Scene& s) { s.gradients.dk.strides[1] = 0; }, "dk", "do not overlap",
      "strides that overlap"},
     {"DvShape", backward, [](Scene& s) { s.gradients.dv = s.make(DType::f32, {2, 2, 5, 4}); }, "dv",
      "the shape of v, [2, 2, 5, 6]", "f32[2, 2, 5, 4]"},
@@ -107,7 +107,7 @@ const Refusal gradients[] = {
      "f32 or the type of mask, f32", "f16"},
     {"DmaskNull", backward, [](Scene& s) { s.gradients.dmask.data = nullptr; }, "dmask", "data",
      "null data with f32[2, 4, 3, 5]"},
-    {"DmaskExpanded", backward, [](Scene& s) { s.gradients.dmask.strides[1] = 0; }, "dmask", "all apart",
+    {"DmaskExpanded", backward, [](Scene& s) { s.gradients.dmask.strides[1] = 0; }, "dmask", "do not overlap",
      "strides that overlap"},
     {"DsinksOfNone", backward, [](Scene& s) { s.inputs.sinks = {}; }, "dsinks", "sinks to differentiate",
      "no sinks"},
@@ -124,7 +124,7 @@ const Refusal gradients[] = {
     {"DlogitScaleType", backward, [](Scene& s) { s.gradients.dlogit_scale = s.make(DType::f16, {4}); },
      "dlogit_scale", "f32", "f16"},
     {"DlogitScaleWithoutDq", backward, [](Scene& s) { s.gradients.dq = {}; }, "dq",
-     "a tensor beside dlogit_scale", "none"},
+     "a tensor, since dlogit_scale", "none"},
     {"PackedDqShape", packed_backward, [](Scene& s) { s.gradients.dq = s.make(DType::f32, {5, 4, 4}); }, "dq",
      "[6, 4, 4]", "f32[5, 4, 4]"},
     {"PackedDkShape", packed_backward, [](Scene& s) { s.gradients.dk = s.make(DType::f32, {7, 2, 4}); }, "dk",
@@ -189,8 +189,8 @@ void expect_overlap(Scene scene, const Place& output, const Place& other) {
   const std::vector<std::byte> before = scene.memory();
   const std::string message = message_of<InvalidArgument>([&] { scene.call(); });
   EXPECT_TRUE(scene.memory() == before) << "something was written";
-  EXPECT_EQ(message,
-            std::string(output.name) + ": expected memory apart from " + other.name + ", got an overlap");
+  EXPECT_EQ(message, std::string(output.name) + ": expected memory that does not overlap " + other.name +
+                         ", got an overlap");
 }
 
 TEST(ValidateOverlaps, ForwardOutputsStayApartFromEveryInputAndOneAnother) {
@@ -220,7 +220,7 @@ TEST(ValidateOverlaps, ASharedLastElementIsEnough) {
   auto* last = static_cast<float*>(scene.inputs.q.data) + scene.inputs.q.size() - 1;
   scene.outputs.lse.data = last;
   EXPECT_EQ(message_of<InvalidArgument>([&] { scene.call(); }),
-            "lse: expected memory apart from q, got an overlap");
+            "lse: expected memory that does not overlap q, got an overlap");
 }
 
 // Columns of one buffer [2, 2, 5, width], as wide as k and v.
@@ -241,7 +241,7 @@ TEST(ValidateOverlaps, ColumnsThatShareAnElementAreRefused) {
     place_in_columns(scene, width, first_v);
     const std::vector<std::byte> before = scene.memory();
     EXPECT_EQ(message_of<InvalidArgument>([&] { scene.call(); }),
-              "dv: expected memory apart from dk, got an overlap");
+              "dv: expected memory that does not overlap dk, got an overlap");
     EXPECT_TRUE(scene.memory() == before) << "something was written";
   }
 }

@@ -59,7 +59,7 @@ const Refusal options[] = {
        s.inputs.dropout_seed.shape[0] = 2;
        s.inputs.dropout_seed.data = static_cast<std::byte*>(s.inputs.dropout_seed.data) + 4;
      },
-     "dropout_seed", "aligned to 8 bytes", "an address between"},
+     "dropout_seed", "aligned to 8 bytes", "an unaligned address"},
     {"WindowLeft", dense, [](Scene& s) { s.options.window.left = -1; }, "window.left", "0 or above", "-1"},
     {"WindowRight", dense, [](Scene& s) { s.options.window.right = -7; }, "window.right", "0 or above", "-7"},
 };

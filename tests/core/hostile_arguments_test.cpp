@@ -101,7 +101,7 @@ TEST(HostileArguments, elements_between_multiples_of_their_size_are_refused) {
       expect_refusal(made, argument.name, "memory that is not aligned");
       EXPECT_EQ(refusal([&] { made.workspace(serial()); }), argument.name + ": expected memory aligned to " +
                                                                 std::to_string(width) +
-                                                                " bytes, got an address between");
+                                                                " bytes, got an unaligned address");
     }
   }
 }
@@ -183,7 +183,7 @@ TEST(HostileArguments, what_is_written_overlaps_with_nothing_else) {
         SCOPED_TRACE(made.name + ": " + name + " over " + other.name);
         const auto before = made.bytes();
         const std::string message = refusal([&] { made.call(serial()); });
-        EXPECT_NE(message.find("expected memory apart from "), std::string::npos) << message;
+        EXPECT_NE(message.find("expected memory that does not overlap "), std::string::npos) << message;
         EXPECT_EQ(made.bytes(), before) << "something was written";
       }
     }

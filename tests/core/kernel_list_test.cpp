@@ -29,7 +29,9 @@ const std::array<ListKernel, 3> kernels = {{
      .supports = [](const Problem& p) -> std::string { return p.size % 2 == 0 ? "" : "takes even sizes"; },
      .workspace = no_workspace,
      .launch = do_nothing,
-     .yields = [](const Problem& p) -> std::string { return p.size < 10 ? "leaves small ones" : ""; }},
+     .yields = [](const Problem& p) -> std::string {
+       return p.size < 10 ? "large is faster for small ones" : "";
+     }},
     {.name = "small",
      .supports = [](const Problem& p) -> std::string { return p.size < 5 ? "" : "takes sizes below 5"; },
      .workspace = no_workspace,
@@ -61,7 +63,7 @@ TEST(KernelList, ExplainsTheSameChoice) {
       explain_kernels(std::span<const ListKernel>(kernels), Call{{4}}, "auto", {});
   ASSERT_EQ(explanation.entries.size(), 3u);
   EXPECT_EQ(explanation.entries[0].verdict, Explanation::Verdict::able);
-  EXPECT_EQ(explanation.entries[0].reason, "leaves small ones");
+  EXPECT_EQ(explanation.entries[0].reason, "large is faster for small ones");
   EXPECT_EQ(explanation.entries[1].verdict, Explanation::Verdict::chosen);
   EXPECT_EQ(explanation.entries[2].verdict, Explanation::Verdict::unable);
 }
@@ -106,7 +108,7 @@ TEST_F(Trial, IsTakenByNameAndWithTheVariableAlone) {
 }
 
 TEST_F(Trial, IsNamedInExplanations) {
-  const std::string alone = "trial: takes large sizes by its name and with TILEWISE_TRIAL=1 alone";
+  const std::string alone = "trial: runs large sizes only when named and with TILEWISE_TRIAL=1";
   EXPECT_EQ(explained(100, "new").verdict, Explanation::Verdict::unable);
   EXPECT_EQ(explained(100, "new").reason, alone);
   setenv("TILEWISE_TRIAL", "1", 1);

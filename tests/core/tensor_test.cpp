@@ -99,7 +99,7 @@ TEST(Tensor, RejectsMoreThanFiveDimensionsAndStridesThatDoNotMatch) {
   EXPECT_EQ(message_of([&] { Tensor(nullptr, DType::f32, six); }),
             "shape: expected at most 5 dimensions, got 6");
   EXPECT_EQ(message_of([&] { Tensor(nullptr, DType::f32, two, three); }),
-            "strides: expected as many as shape has, got 3");
+            "strides: expected as many strides as extents, got 3");
   EXPECT_EQ(Tensor(nullptr, DType::f32, five).rank, 5);
 }
 

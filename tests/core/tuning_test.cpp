@@ -285,8 +285,7 @@ TEST_F(TuningState, IgnoresABadFileWithOneWarning) {
 TEST_F(TuningState, SaysOnceThatAFileIsOfAnotherGpu) {
   const auto text = tuning_to_json(std::vector<TuningChoice>{choice("row 2", "elsewhere")});
   const std::string path = written("elsewhere", text);
-  EXPECT_EQ(said(path),
-            "tilewise: " + path + ": measured on elsewhere, not on here; nothing of it is used there\n");
+  EXPECT_EQ(said(path), "tilewise: " + path + ": measured on elsewhere, not on here; it is not used there\n");
   EXPECT_EQ(answer(), 1);
 }
 

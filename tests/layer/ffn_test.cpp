@@ -164,7 +164,7 @@ TEST(Ffn, bad_input_is_named_and_nothing_is_written) {
        [](Problem& p) { p.residual = Buffer(DType::f32, {4, 3}); }},
       {"up_product: expected [M, F] = [3, 6], got f32[3, 5]",
        [](Problem& p) { p.up_product = Buffer(DType::f32, {3, 5}); }},
-      {"gate_product: expected a gate to keep it of, got no gate",
+      {"gate_product: expected none without a gate, got f32[3, 6]",
        [](Problem& p) { p.gate_product = Buffer(DType::f32, {3, 6}); }},
       {"gate_product: expected [M, F] = [3, 6], got none",
        [](Problem& p) {

@@ -95,7 +95,7 @@ TEST(Gemm, gate_lies_as_b_does) {
   p.gate = random_buffer(random, DType::f32, {5, 6}, 1, {.order = {1, 0}});
   p.b = random_buffer(random, DType::f32, {5, 6});
   const std::string text = thrown<InvalidArgument>([&] { run(p.inputs(), p.options, p.out, {}); });
-  EXPECT_EQ(text, "gate: expected the contiguous dimension of b, got the other");
+  EXPECT_EQ(text, "gate: expected the same contiguous dimension as b, got the other");
 }
 
 TEST(Gemm, the_result_does_not_depend_on_threads) {
@@ -135,7 +135,7 @@ TEST(Gemm, bad_input_is_named_and_nothing_is_written) {
        [](P&, I& i, O&, Tensor&) { i.bias.shape[0] = 4; }},
       {"gate_bias: expected a gate to add it to, got no gate",
        [](P& p, I& i, O&, Tensor&) { i.gate_bias = p.bias.view(); }},
-      {"activation: expected one to pass the gate through, got none",
+      {"activation: expected an activation for the gate, got none",
        [](P& p, I& i, O& o, Tensor&) {
          i.gate = p.b.view();
          o.activation = Activation::none;
@@ -143,7 +143,7 @@ TEST(Gemm, bad_input_is_named_and_nothing_is_written) {
       {"out: expected [M, N] = [4, 5], got f32[4, 4]", [](P&, I&, O&, Tensor& out) { out.shape[1] = 4; }},
       {"out: expected f32 or the type of a, f32, got f16",
        [](P&, I&, O&, Tensor& out) { out.dtype = DType::f16; }},
-      {"out: expected memory apart from a, got an overlap",
+      {"out: expected memory that does not overlap a, got an overlap",
        [](P&, I& i, O&, Tensor& out) { out.data = i.a.data; }},
       {"residual: expected [M, N] = [4, 5], got f32[5, 7]",
        [](P& p, I& i, O&, Tensor&) { i.residual = p.b.view(); }},
@@ -190,7 +190,7 @@ TEST(Gemm, no_kernel_for_a_device_is_said_with_reasons) {
   }
   p.options.kernel = "simd";
   const std::string text = thrown<Unsupported>([&] { gemm(inputs, p.options, outputs, context); });
-  EXPECT_NE(text.find("simd: runs on the CPU alone"), std::string::npos) << text;
+  EXPECT_NE(text.find("simd: runs on the CPU only"), std::string::npos) << text;
 }
 
 TEST(Gemm, the_walk_is_explained) {
@@ -201,7 +201,7 @@ TEST(Gemm, the_walk_is_explained) {
   p.options.accumulate = false;
   const std::string text = to_string(explain_gemm(p.inputs(), p.options, {p.out.view()}, {}));
   EXPECT_EQ(text.rfind("gemm f64 M4 N5 K6 on cpu", 0), 0u) << text;
-  EXPECT_NE(text.find("  simd: cannot: takes f32, f16 and bf16, not f64\n  reference: chosen\n"),
+  EXPECT_NE(text.find("  simd: cannot: needs f32, f16 or bf16, got f64\n  reference: chosen\n"),
             std::string::npos)
       << text;
 }

@@ -287,9 +287,9 @@ TEST(LayerBackward, bad_input_is_named_and_nothing_is_written) {
        [](LayerInputs&, LayerGradients& g) { g.weights.q_bias = g.weights.ffn_norm; }},
       {"gradients.weights.k: expected the shape of weights.k, [48, 48], got f32[47, 48]",
        [](LayerInputs&, LayerGradients& g) { g.weights.k.shape[0] = 47; }},
-      {"gradients.weights.up: expected memory apart from dx, got an overlap",
+      {"gradients.weights.up: expected memory that does not overlap dx, got an overlap",
        [](LayerInputs&, LayerGradients& g) { g.dx.data = g.weights.up.data; }},
-      {"gradients.weights.q: expected memory apart from d_out, got an overlap",
+      {"gradients.weights.q: expected memory that does not overlap d_out, got an overlap",
        [](LayerInputs&, LayerGradients& g) { g.d_out.data = g.weights.q.data; }},
   };
   for (const Mistake& mistake : mistakes) {

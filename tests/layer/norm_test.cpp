@@ -165,7 +165,8 @@ TEST(Norm, bad_input_is_named_and_nothing_is_written) {
       {"rstd: expected f32, got f16", [](Problem& p) { p.rstd = Buffer(DType::f16, {3}); }},
       {"mean: expected none with an rms norm, got f32[3]",
        [](Problem& p) { p.mean = Buffer(DType::f32, {3}); }},
-      {"y: expected memory apart from residual, got an overlap", [](Problem& p) { p.residual = p.y; }},
+      {"y: expected memory that does not overlap residual, got an overlap",
+       [](Problem& p) { p.residual = p.y; }},
   };
   for (const Mistake& mistake : mistakes) {
     SeededRandom random(6);
@@ -180,7 +181,7 @@ TEST(Norm, bad_input_is_named_and_nothing_is_written) {
   SeededRandom random(6);
   Problem p = random_problem(random, 3, 4, DType::f32, Norm::rms);
   p.rstd = {};
-  EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "rstd: expected that of forward, got none");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "rstd: expected the rstd of forward, got none");
 }
 
 TEST(Norm, a_sum_may_be_x_or_residual_but_no_part_of_them) {
@@ -194,9 +195,9 @@ TEST(Norm, a_sum_may_be_x_or_residual_but_no_part_of_them) {
   run(memory.data(), other.data(), memory.data());
   run(other.data(), memory.data(), memory.data());
   EXPECT_EQ(thrown<InvalidArgument>([&] { run(memory.data(), other.data(), memory.data() + 1); }),
-            "sum: expected memory apart from x, got an overlap");
+            "sum: expected memory that does not overlap x, got an overlap");
   EXPECT_EQ(thrown<InvalidArgument>([&] { run(other.data(), memory.data(), memory.data() + 4); }),
-            "sum: expected memory apart from residual, got an overlap");
+            "sum: expected memory that does not overlap residual, got an overlap");
 }
 
 }  // namespace

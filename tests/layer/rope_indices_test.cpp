@@ -91,7 +91,8 @@ TEST(RopeIndices, ACacheThatIsTooSmallWithoutStartsIsRefusedOnDevicesToo) {
     }
     return "none";
   };
-  const std::string expected = "k_cache: expected room for 6 tokens from 0 on, got a cache of 5 for entry 0";
+  const std::string expected =
+      "k_cache: expected room for 6 tokens from position 0, got a cache of 5 tokens for batch entry 0";
   EXPECT_EQ(message({}), expected);
   for (Tensor* tensor :
        {&in.q, &in.k, &in.v, &in.cos, &in.sin, &in.positions, &out.q, &out.k, &out.k_cache, &out.v_cache}) {

@@ -108,7 +108,7 @@ TEST(Rope, bad_input_is_named_and_nothing_is_written) {
          p.positions = Buffer(DType::i64, {1, 3});
          p.positions.set_values(std::vector<double>{0, 9, 1});
        }},
-      {"k_cache: expected room for 3 tokens from 0 on, got a cache of 2 for entry 0",
+      {"k_cache: expected room for 3 tokens from position 0, got a cache of 2 tokens for batch entry 0",
        [](Problem& p) { p.k_cache = Buffer(DType::f32, {2, 1, 2, 8}); }},
       {"k_cache: expected 1 heads of dim 8, got f32[2, 2, 5, 8]",
        [](Problem& p) { p.k_cache = Buffer(DType::f32, {2, 2, 5, 8}); }},
@@ -122,15 +122,16 @@ TEST(Rope, bad_input_is_named_and_nothing_is_written) {
          p.page_table = Buffer(DType::i32, {2, 1});
          p.page_table.set_values(std::vector<double>{1, 4});
        }},
-      {"v_cache: expected both v and v_cache, or neither, got v alone",
+      {"v_cache: expected both v and v_cache, or neither, got only v",
        [](Problem& p) {
          p.k_cache = Buffer(DType::f32, {2, 1, 5, 8});
          p.v = Buffer(DType::f32, {2, 1, 3, 8});
        }},
-      {"k: expected an input to turn, got none", [](Problem& p) { p.k = {}; }},
-      {"q: expected both an input and an output, or neither, got an input alone",
+      {"k: expected an input to rotate, got none", [](Problem& p) { p.k = {}; }},
+      {"q: expected both an input and an output, or neither, got only an input",
        [](Problem& p) { p.out_q = {}; }},
-      {"output q: expected memory apart from k, got an overlap", [](Problem& p) { p.k = p.out_q; }},
+      {"output q: expected memory that does not overlap k, got an overlap",
+       [](Problem& p) { p.k = p.out_q; }},
   };
   for (const Mistake& mistake : mistakes) {
     SeededRandom random(6);

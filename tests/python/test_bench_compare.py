@@ -46,13 +46,13 @@ def test_a_rows_own_spread_is_noise() -> None:
 def test_the_comparison_is_told_in_sentences() -> None:
     first, second, third = compare.sentences(compare.compare(run(fused=2.0, torch_math=1.1), run()))
     assert first == (
-        "Beside the run of 2020-01-02, commit abc1234: of 16 rows of our kernels in both, 0 are clearly "
-        "faster and 8 clearly slower; the median is 0.750 times as fast."
+        "Compared with the run of 2020-01-02, commit abc1234: of 16 rows of our kernels in both, 0 are "
+        "clearly faster and 8 clearly slower; the median is 0.750 times as fast."
     )
     assert second.startswith("The peers' 16 rows are 0.955 times as fast in the median")
     assert third.startswith("Most slowed down: fused at batch 1, 8 heads, ") and "ms before" in third
     alone = compare.compare(machine([row("torch math", 1.0)]), machine([row("torch math", 1.0)]))
-    assert compare.sentences(alone) == ["The run of 2020-01-02, commit abc1234 has none of our rows."]
+    assert compare.sentences(alone) == ["The run of 2020-01-02, commit abc1234 has no rows of our kernels."]
 
 
 def test_runs_without_a_row_in_common_are_refused() -> None:
@@ -78,7 +78,9 @@ def test_the_report_has_both_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["report", str(now), "--against", str(before), "--out", str(out)]) == 0
     assert "8 are clearly faster and 0 clearly slower" in capsys.readouterr().out
     page = out.read_text()
-    assert "Beside the earlier run" in page and "Sped up most" in page and "Slowed down most" not in page
+    assert (
+        "Compared with the earlier run" in page and "Sped up most" in page and "Slowed down most" not in page
+    )
     assert "× before" in page and '<td data-v="2">2.00</td></tr>' in page
     assert f"<code>tilewise report {now} --against {before} --out {out}</code>" in page
     assert cli.main(["report", str(now), "--against", str(tmp_path / "none"), "--out", str(out)]) == 2
@@ -87,4 +89,4 @@ def test_the_report_has_both_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_page_without_an_earlier_run_has_no_column_for_it() -> None:
     page = report.page([run()])
-    assert "Beside the earlier run" not in page and "× before</button>" not in page
+    assert "Compared with the earlier run" not in page and "× before</button>" not in page

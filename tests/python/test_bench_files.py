@@ -116,8 +116,8 @@ def nowhere(folder: Path) -> Path:
 
 
 UNWRITABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "a file in the way": (in_the_way, "is no folder"),
-    "a link to nothing": (nowhere, "a link to nothing"),
+    "a file in the way": (in_the_way, "is not a folder"),
+    "a link to nothing": (nowhere, "a broken link"),
     "a name too long": (lambda folder: folder / ("x" * 300), "File name too long"),
     "no name at all": (lambda folder: folder / "a\0b", "null"),
 }
@@ -253,7 +253,7 @@ def test_a_record_is_drawn_or_refused_in_one_line(tmp_path: Path, seed: int) -> 
     [
         ("ms", "fast", "ms: expected a finite number, or null, got 'fast'"),
         ("ms", float("1e400"), "expected JSON"),  # what Python writes for it is none
-        ("tflops", None, "tflops: expected a figure beside ms, got null"),
+        ("tflops", None, "tflops: expected a figure, as ms has one, got null"),
         ("pass", "sideways", "pass: expected one of forward, backward, both, got 'sideways'"),
         ("sq", -1, "sq: expected a whole number, 1 or above, got -1"),
         ("sq", True, "sq: expected a whole number, 1 or above, got true"),

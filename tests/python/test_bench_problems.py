@@ -130,7 +130,7 @@ def test_bad_suite_is_named(tmp_path: Path) -> None:
         suites.load("nothing")
     path = tmp_path / "mine.json"
     path.write_text("{")
-    with pytest.raises(BadInput, match=r"--suite: mine\.json is no suite"):
+    with pytest.raises(BadInput, match=r"--suite: mine\.json is not a suite"):
         suites.load(str(path))
     path.write_text(json.dumps({"rows": [{"hq": 1, "sq": 4, "d": 8, "passes": ["sideways"]}]}))
     with pytest.raises(BadInput, match=r"--suite: mine\.json: passes: expected .*, got 'sideways'"):

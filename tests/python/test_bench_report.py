@@ -87,7 +87,7 @@ def test_conclusion_of_one_kind_of_problem_is_one_sentence_on_speed(record: reco
 
 def test_conclusion_without_peers_or_figures() -> None:
     alone = records.Record(rows=[row("fused", 1.0)])
-    assert "measured on 1 problem, and nothing else" in summary.conclusion(alone)[0]
+    assert "measured on 1 problem and compared with nothing else" in summary.conclusion(alone)[0]
     nothing = records.Record(rows=[row("fused", None)])
     assert (
         len(summary.conclusion(nothing)) == 3 and "None of its kernels ran" in summary.conclusion(nothing)[1]
@@ -269,7 +269,7 @@ def test_page_needs_nothing_from_elsewhere(record: records.Record) -> None:
     page.feed(text)
     assert all(link.startswith("data:") for link in page.links) and "@import" not in text
     assert page.tags.count("tr") == 1 + len(rows()) and page.tags.count("svg") > 20
-    assert "How to make it again" in text and "<code>tilewise bench --suite ladder</code>" in text
+    assert "How to reproduce it" in text and "<code>tilewise bench --suite ladder</code>" in text
     assert "prefers-color-scheme:dark" in text and "width=device-width" in text
     assert "&lt;this&gt; &amp; that" in text  # reasons are escaped
 
@@ -288,7 +288,7 @@ def test_a_page_that_cannot_be_written_is_one_line(
     page = ["--out", str(tmp_path / "page.html")]
     for arguments, message in (
         (["--out", str(tmp_path)], f"--out: cannot write {tmp_path}: it is a folder"),
-        (["--out", str(path / "page.html")], f"{path} is no folder"),
+        (["--out", str(path / "page.html")], f"{path} is not a folder"),
         (["--out", "/proc/page.html"], "--out: cannot write /proc/page.html: "),
         ([*page, "--plots", str(path)], f"--plots: cannot write {path}"),
     ):

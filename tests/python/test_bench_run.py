@@ -109,7 +109,7 @@ def test_peers_that_are_absent_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [x.name for x in implementations._peers(cuda) if x.name in every] == ["xformers"]
     said = "peers that are not installed: flash-attn, flash-attn 3, flash-attn 4, flashinfer"
     assert implementations.missing(cuda) == said
-    assert implementations.missing(CPU).startswith("peers for CUDA devices alone: flash-attn,")
+    assert implementations.missing(CPU).startswith("peers for CUDA devices only: flash-attn,")
     monkeypatch.setattr(implementations, "_installed", lambda module: True)
     assert implementations.missing(cuda) == "peers that are not installed: none"
 
@@ -148,7 +148,7 @@ def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPat
     for line in measure.measure(problem, every, settings(), Record()):
         assert line["ms"] is not None and line["error"] < 0.05, line
     masked = measure.measure(replace(problem, mask="additive"), every, settings(), Record())
-    assert all("is not asked for mask" in line["skipped"] for line in masked)
+    assert all("is not measured with mask" in line["skipped"] for line in masked)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_deterministic_is_asked_of_each_in_its_own_way() -> None:
     assert isinstance(call, functools.partial) and call.keywords["deterministic"]
     flex = [x for x in implementations.all_for(CPU) if x.name == "torch flex"]
     (line,) = measure.measure(asked, flex, settings(), Record())
-    assert line["skipped"] == "FlexAttention is not asked for deterministic"
+    assert line["skipped"] == "FlexAttention is not measured with deterministic"
 
 
 def test_flex_is_exact_and_compiled_once_for_all_windows() -> None:
@@ -253,7 +253,7 @@ def test_a_lost_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    with pytest.raises(measure.DeviceLost, match=r"naive on h2 .* cannot be used: CUDA error: an illegal"):
+    with pytest.raises(measure.DeviceLost, match=r"naive on h2 .* unusable: CUDA error: an illegal"):
         measure._check_device(torch.device("cuda"), "naive on h2 s20 d8 f32 forward")
     measure._check_device(CPU, "simd")
 
@@ -353,7 +353,7 @@ def test_another_setting_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.Mon
     files, _ = running.run(plan(tmp_path))
     text = files[0].read_text().replace(f'"torch": "{torch.__version__}"', '"torch": "1.0"')
     files[0].write_text(text)
-    with pytest.raises(ValueError, match=r"--out: .* was interrupted with torch 1.0, and here it is"):
+    with pytest.raises(ValueError, match=r"--out: .* was interrupted with torch 1.0, but it is"):
         running.run(plan(tmp_path))
     running.run(plan(tmp_path, fresh=True))
 

@@ -48,7 +48,10 @@ def test_bench_writes_records_and_a_report(
             "--dtype: expected f32, f16, bf16, got 'f8'",
         ),
         (["bench", "--shape", "hq=1 sq=4 d=8", "--pass", "up"], "--pass: expected forward, backward, both"),
-        (["bench", "--kernels", "quick"], "--kernels: expected (parts of) reference, simd"),
+        (
+            ["bench", "--kernels", "quick"],
+            "--kernels: expected names, or parts of names, among reference, simd",
+        ),
         (["bench", "--runs", "3"], "--runs: expected 20 or more, got 3"),
         (["bench", "--threads", "0"], "--threads: expected 1 or more, got 0"),
         (["bench", "--threads", str(10**12)], "--threads: expected a number of threads, got 1000000000000"),
@@ -68,7 +71,7 @@ def test_bench_writes_records_and_a_report(
             "--shape: cannot make the",
         ),
         (["report", "nowhere"], "records: expected a file or folder, got 'nowhere'"),
-        (["report", ".", "--png"], "--png: expected --plots with it"),
+        (["report", ".", "--png"], "--png: expected --plots as well"),
         (["explain", "--call", "nowhere"], "--call: cannot read nowhere"),
         (["profile", "--kernel", "nothing", "--device", "cpu"], "--kernel: expected one of reference"),
     ],
@@ -152,7 +155,7 @@ def test_a_folder_that_cannot_be_is_said_before_anything_is_measured(
     shape = ["bench", "--shape", "hq=2 sq=16 d=8", "--device", "cpu"]
     assert cli.main([*shape, "--out", str(tmp_path / out)]) == 2
     error = capsys.readouterr().err
-    assert "--out: cannot write" in error and f"{tmp_path / 'file'} is no folder" in error
+    assert "--out: cannot write" in error and f"{tmp_path / 'file'} is not a folder" in error
     assert error.count("\n") == 1 and (tmp_path / "file").read_text() == "no folder"
 
 
@@ -198,7 +201,7 @@ def test_a_device_that_is_none_is_said(name: str) -> None:
 def test_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["bench", "--device", "cuda"]) == 2
-    assert "--device: expected a device that is here, got cuda" in capsys.readouterr().err
+    assert "--device: expected an available device, got cuda" in capsys.readouterr().err
 
 
 def test_info_lists_kernels_and_simd(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,4 +250,4 @@ def test_check_has_an_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "8 results, 0 with more" in capsys.readouterr().out
     monkeypatch.setattr(exact, "within_contract", lambda *_: False)
     assert cli.main(arguments) == 1
-    assert "BEYOND twice" in capsys.readouterr().out
+    assert "MORE than twice" in capsys.readouterr().out

@@ -90,6 +90,6 @@ def test_a_log_that_cannot_be_opened_is_said_once(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_check_says_of_a_gpu_tensor_what_the_cpu_says() -> None:
     checked, on_cpu = run(CHECKED, TILEWISE_CHECK="1").stdout.splitlines()
-    assert checked == on_cpu == "cu_seqlens_q: expected lengths that do not decrease, got 3 at index 2"
+    assert checked == on_cpu == "cu_seqlens_q: expected entries that do not decrease, got 3 at index 2"
     unchecked, _ = run(CHECKED, TILEWISE_CHECK="0").stdout.splitlines()
     assert unchecked == "none"

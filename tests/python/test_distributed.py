@@ -49,12 +49,12 @@ def test_ranks_are_within_the_contract(ranks: Ranks, dtype: torch.dtype) -> None
 
 WRONG = {
     "batch": r"InvalidArgument: query: expected the same on all .*\[2, 2, 4\].*, got .*\[3, 2, 4\].* on rank",
-    "length": r"InvalidArgument: query: expected lengths \[2, .*\] on the ranks, as layout has them, got",
+    "length": r"InvalidArgument: query: expected lengths \[2, .*\] on the ranks, as in layout, got",
     "option": r"InvalidArgument: options: expected the same on all ranks, .*'is_causal': False.*, got .*True",
     "method": r"InvalidArgument: method: expected the same on all ranks, ring as on rank 0, got gather on",
     "window": r"InvalidArgument: rank \d raised InvalidArgument: window: expected \(left, right\)",
     "type": r"InvalidArgument: rank \d raised TypeError: query: expected Tensor, got NoneType",
-    "layout size": r"InvalidArgument: layout: expected a layout of the mesh's \d ranks, got one of \d",
+    "layout size": r"InvalidArgument: layout: expected a layout for the mesh's \d ranks, got one for \d",
     "mesh": r"InvalidArgument: mesh: expected 1 dimension for method 'ring', got 2",
     "mask": r"InvalidArgument: attn_mask: expected all \d+ keys of the sequence, or 1, got \[1, 1, 1, 5\]",
     "sinks": r"InvalidArgument: sinks: expected \[2\], one for each head of query, got \[3\]",
@@ -64,18 +64,18 @@ WRONG = {
     "sinks kind": r"InvalidArgument: rank \d raised TypeError: sinks: expected Tensor, got list",
     "slopes type": r"InvalidArgument: alibi_slopes: expected f32, got bf16",
     "sums": r"InvalidArgument: sinks: expected a DTensor that is replicated or sharded by heads, got .*Parti",
-    "one DTensor": r"InvalidArgument: logit_scale: expected a Tensor, as query is one, got a DTensor",
-    "mask of DTensors": r"InvalidArgument: attn_mask: expected a Tensor with what this rank has, got a DTen",
+    "one DTensor": r"InvalidArgument: logit_scale: expected a Tensor like query, got a DTensor",
+    "mask of DTensors": r"InvalidArgument: attn_mask: expected a Tensor with this rank.s part, got a DTen",
     "head dim": r"InvalidArgument: query: expected a DTensor replicated or sharded along dimensions 0 to 2, ",
     "mask kind": r"InvalidArgument: rank \d raised TypeError: attn_mask: expected Tensor, got list",
     "causal kind": r"InvalidArgument: rank \d raised TypeError: is_causal: expected bool, got 'no'",
     "kernel": r"InvalidArgument: kernel: expected one of auto, .*, got 'quick'",
     "mesh kind": r"InvalidArgument: mesh: expected a DeviceMesh, a process group or None, got int",
-    "meta": r"InvalidArgument: query: expected a tensor in memory, got one on meta",
-    "sparse": r"InvalidArgument: query: expected a dense tensor in strides, got torch.sparse_coo",
+    "meta": r"InvalidArgument: query: expected a tensor with memory, got a meta tensor",
+    "sparse": r"InvalidArgument: query: expected a dense tensor, got torch.sparse_coo",
     "starts": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q\[1\]: expected int, got float",
     "starts kind": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q: expected a Tensor of rank 1 ",
-    "cut": r"InvalidArgument: layout: expected a layout of the mesh's \d ranks, got one of \d",
+    "cut": r"InvalidArgument: layout: expected a layout for the mesh's \d ranks, got one for \d",
 }
 
 
@@ -243,7 +243,9 @@ def test_balanced_layouts_are_balanced_by_pairs() -> None:
 
 
 def test_a_layout_with_a_token_twice_is_refused() -> None:
-    with pytest.raises(tilewise.InvalidArgument, match="layout: expected each of 4 tokens on one rank"):
+    with pytest.raises(
+        tilewise.InvalidArgument, match="layout: expected each of 4 tokens on exactly one rank"
+    ):
         distributed.Layout(4, ((distributed.Span(0, 3),), (distributed.Span(2, 4),)))
 
 

@@ -260,5 +260,5 @@ def test_a_world_of_one_with_nccl_is_attention(world_of_one: None, method: str, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_ring_in_f64_says_that_no_cuda_kernel_takes_it() -> None:
     values = {name: torch.randn(1, 2, 32, 8, device="cuda").double() for name in ("query", "key", "value")}
-    with pytest.raises(tilewise.Unsupported, match="not f64"):
+    with pytest.raises(tilewise.Unsupported, match="got f64"):
         run_ranks(values, dict(is_causal=True), "ring", distributed.zigzag(32, RANKS))

@@ -13,6 +13,7 @@ import torch
 from tilewise import (
     InvalidArgument,
     Unsupported,
+    _errors,
     _ops,
     attention,
     attention_decode,
@@ -213,13 +214,13 @@ CASES: dict[str, Case] = {
     "sdpa: a mask and causal": Case(
         lambda: scaled_dot_product_attention(*rows(), torch.ones(5, 7, dtype=torch.bool), is_causal=True),
         "attn_mask",
-        "None where is_causal is given",
+        "None with is_causal",
         "[5, 7]",
     ),
     "sdpa: CausalBias and causal": Case(
         lambda: scaled_dot_product_attention(*rows(), causal_upper_left(5, 7), is_causal=True),
         "attn_mask",
-        "None where is_causal is given",
+        "None with is_causal",
         "5, 7]",
     ),
     "sdpa: dropout": Case(
@@ -298,7 +299,10 @@ CASES: dict[str, Case] = {
         lambda: merge_states([torch.zeros(2, 3)], [1.0]), "lses", "a sequence of Tensor", "[1.0]", TypeError
     ),
     "merge: numbers": Case(
-        lambda: merge_states([torch.zeros(2, 3)] * 2, [torch.zeros(2)]), "lses", "as many as outs", "1 for 2"
+        lambda: merge_states([torch.zeros(2, 3)] * 2, [torch.zeros(2)]),
+        "lses",
+        "as many tensors as outs",
+        "1 for 2",
     ),
     "merge: shapes": Case(
         lambda: merge_states([torch.zeros(2, 3), torch.zeros(2, 4)], [torch.zeros(2)] * 2),
@@ -383,7 +387,13 @@ def test_a_malformed_call_raises_the_same_with_a_gradient(name: str) -> None:
 def test_a_kernel_that_cannot_take_the_problem_says_why() -> None:
     with pytest.raises(Unsupported, match="kernel 'simd' cannot take this problem") as raised:
         attention(*rows(dtype=torch.float64), kernel="simd")
-    assert "simd: takes f32, f16 and bf16, not f64" in str(raised.value)
+    assert "simd: needs f32, f16 or bf16, got f64" in str(raised.value)
+
+
+def test_the_words_of_a_kernels_reason_stay_as_they_are() -> None:
+    text = "kernel 'simd' cannot take this problem (forward f64):\n  simd: needs a k, got i32"
+    error = _errors.translated(RuntimeError(f"tilewise.Unsupported: {text}"), {}, _errors.DENSE_NAMES)
+    assert isinstance(error, Unsupported) and str(error) == text
 
 
 def test_every_exception_is_of_the_library_and_of_pythons_own_kind() -> None:

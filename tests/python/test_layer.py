@@ -303,8 +303,8 @@ def into_cache(x: Tensor, rows: int, **where: int) -> Tensor:
             lambda x: tilewise.apply_rope(x.view(1, 1, 2, 8), None, *tilewise.rope_tables(1, 8)),
             "cos: expected a table of at least 2 positions",
         ),
-        (lambda x: into_cache(x, 8, starts=0, ends=2), "cache_ends: expected none beside cache_starts"),
-        (lambda x: into_cache(x, 8, ends=1), "cache_ends: expected room for 2 tokens from -1 on"),
+        (lambda x: into_cache(x, 8, starts=0, ends=2), "cache_ends: expected none with cache_starts"),
+        (lambda x: into_cache(x, 8, ends=1), "cache_ends: expected room for 2 tokens from position -1"),
         (lambda x: into_cache(x, 3, ends=4), "cos: expected a table of at least 4 positions"),
     ],
 )

@@ -236,20 +236,23 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: masks.documents([[3, 4], [8]]),
         "lengths: expected the same sum in each entry, 7, got 8",
     ),
-    "too long a prefix": (lambda: masks.prefix(8, 9), "prefix: expected 0 to the length, 8, got 9"),
+    "too long a prefix": (
+        lambda: masks.prefix(8, 9),
+        "prefix: expected a number from 0 to the length, 8, got 9",
+    ),
     "no block": (lambda: masks.block_causal(8, 0), "block: expected 1 or above, got 0"),
     "too large a kernel": (
         lambda: masks.neighbourhood((8, 8), 9),
-        "kernel: expected 1 to the extent, 8, got 9",
+        "kernel: expected a number from 1 to the extent, 8, got 9",
     ),
     "a kernel of another rank": (
         lambda: masks.neighbourhood((8, 8), (3, 3, 3)),
-        "kernel: expected as many as extents, 2, got 3",
+        "kernel: expected as many numbers as extents, 2, got 3",
     ),
     "no block size": (lambda: masks.prefix(8, 2, block_size=0), "block_size: expected at least 1, got 0"),
     "no lengths": (
         lambda: BlockMask(torch.ones(1, 1, 2).int(), torch.zeros(1, 1, 2, 1).int()).sparsity,
-        "length_q: expected the length, where the mask was not made for one, got None",
+        "length_q: expected a length, since the mask was made without one, got None",
     ),
     "another length": (
         lambda: attention(*torch.randn(3, 1, 2, 64, 8), block_mask=masks.documents([60], block_size=32)),

@@ -291,7 +291,7 @@ def test_a_pytorch_without_libtorch_so_is_told_what_is_missing(monkeypatch: pyte
         raise OSError(f"Could not load this library: {path}") from OSError(reason)
 
     monkeypatch.setattr(torch.ops, "load_library", fail)
-    with pytest.raises(ImportError, match="install its package libtorch-dev"):
+    with pytest.raises(ImportError, match="install libtorch-dev"):
         _binding.load_library()
     reason = "file too short"
     with pytest.raises(OSError, match="Could not load this library"):

@@ -139,10 +139,10 @@ def test_without_triton_the_error_says_what_to_install() -> None:
 @pytest.mark.usefixtures("without_interpreter")
 def test_on_a_cpu_it_is_refused_and_nothing_else_runs_instead() -> None:
     q, k, v = rows()
-    with pytest.raises(tilewise.Unsupported, match=r"^kernel: kernel 'triton' takes tensors on GPUs"):
+    with pytest.raises(tilewise.Unsupported, match=r"^kernel: kernel 'triton' runs on GPUs"):
         attention(q, k, v, enable_gqa=True, kernel="triton")
     text = tilewise.explain(q, k, v, enable_gqa=True)
-    assert text.count("  triton: cannot: takes tensors on GPUs") == 2 and text.count("simd: chosen") == 2
+    assert text.count("  triton: cannot: runs on GPUs") == 2 and text.count("simd: chosen") == 2
 
 
 def test_importing_tilewise_does_not_import_triton() -> None:
@@ -166,7 +166,7 @@ def test_shapes_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     out, lse = attention(q, k, v, enable_gqa=True, return_lse=True, kernel="triton")
     assert out.shape == (*q.shape[:-1], v.shape[-1]) and lse.dtype == torch.float32
     wide = [x.double() for x in (q, k, v)]
-    with pytest.raises(tilewise.Unsupported, match=r"^query: kernel 'triton' takes f32, f16 and bf16"):
+    with pytest.raises(tilewise.Unsupported, match=r"^query: kernel 'triton' needs f32, f16 or bf16"):
         attention(*wide, enable_gqa=True, kernel="triton")
 
 
@@ -194,4 +194,4 @@ def test_explain_of_a_device_that_the_library_does_not_know(monkeypatch: pytest.
     assert head == "forward f32 dense B2 Hq6 Hkv2 Sq37 Sk53 D40 Dv24 on cpu, causal"
     assert [line.partition(":")[0].strip() for line in lines] == tilewise.kernels()
     for line in lines:
-        assert line == "  triton: chosen" or line.endswith(": cannot: takes no tensors on cpu"), line
+        assert line == "  triton: chosen" or line.endswith(": cannot: does not run on cpu"), line

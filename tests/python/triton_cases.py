@@ -251,23 +251,23 @@ def refused(argument: str, reason: str) -> Any:
 def test_what_it_does_not_take_is_named(device: torch.device) -> None:
     q, k, v = (x.detach() for x in rows(device=device))
     blocks = tilewise.BlockMask.from_dense(torch.ones(1, 1, SQ, SK, dtype=torch.bool, device=device))
-    with refused("block_mask", "takes no block masks"):
+    with refused("block_mask", "does not support block masks"):
         attention(q, k, v, enable_gqa=True, block_mask=blocks, kernel="triton")
     text = tilewise.explain(q, k, v, enable_gqa=True, block_mask=blocks)
-    assert "  triton: cannot: takes no block masks" in text
+    assert "  triton: cannot: does not support block masks" in text
     wide = [x.double() for x in (q, k, v)]
-    with refused("query", "takes f32, f16 and bf16, not f64"):
+    with refused("query", "needs f32, f16 or bf16, got f64"):
         attention(*wide, enable_gqa=True, kernel="triton")
-    assert "  triton: cannot: takes f32" in tilewise.explain(*wide, enable_gqa=True)
+    assert "  triton: cannot: needs f32" in tilewise.explain(*wide, enable_gqa=True)
     ends = torch.tensor([0, 4], dtype=torch.int32, device=device)
     packed = torch.randn(4, 2, 8, device=device)
-    with refused("cu_seqlens_q", "takes no packed sequences"):
+    with refused("cu_seqlens_q", "does not support packed sequences"):
         tilewise.attention_varlen(packed, packed, packed, ends, ends, 4, 4, kernel="triton")
     used = torch.tensor([3] * B, dtype=torch.int32, device=device)
-    with refused("cache_seqlens", "takes no lengths of keys"):
+    with refused("cache_seqlens", "does not support key lengths"):
         tilewise.attention_decode(q, k, v, used, kernel="triton")
     pages = torch.zeros(B, 1, dtype=torch.int32, device=device)
-    with refused("page_table", "takes no pages"):
+    with refused("page_table", "does not support paged keys"):
         tilewise.attention_decode(q, k, v, used, pages, kernel="triton")
 
 

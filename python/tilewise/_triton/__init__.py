@@ -70,23 +70,24 @@ def refusal(arguments: Sequence[Any]) -> Refusal | None:
         return Refusal("kernel", "needs the package triton, which is not installed: pip install triton")
     device = query.device.type
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return Refusal("kernel", "takes tensors on GPUs; on CPUs Triton has its interpreter alone, for tests")
+        return Refusal("kernel", "runs on GPUs; on the CPU it needs Triton's interpreter, which is for tests")
     if device not in ("cpu", "cuda", "xpu", "meta"):
-        return Refusal("kernel", f"takes tensors on NVIDIA, AMD and Intel GPUs, not on {device}")
+        return Refusal("kernel", f"runs on NVIDIA, AMD and Intel GPUs, not on {device}")
     if query.dtype == torch.float64:
-        return Refusal("query", "takes f32, f16 and bf16, not f64")
-    for argument, reason in (
-        ("cumulative_q", "takes no packed sequences"),
-        ("page_table", "takes no pages"),
-        ("key_lengths", "takes no lengths of keys"),
-        ("block_counts", "takes no block masks"),
-        ("logit_scale", "takes no factor for each head"),
+        return Refusal("query", "needs f32, f16 or bf16, got f64")
+    for argument, what in (
+        ("cumulative_q", "packed sequences"),
+        ("page_table", "paged keys"),
+        ("key_lengths", "key lengths"),
+        ("block_counts", "block masks"),
+        ("logit_scale", "a logit scale"),
     ):
         if arguments[INDEX[argument]] is not None:
-            return Refusal("block_mask" if argument == "block_counts" else argument, reason)
+            name = "block_mask" if argument == "block_counts" else argument
+            return Refusal(name, f"does not support {what}")
     for argument, x in (("query", query), ("key", key)):
         if x.dim() == 4 and x.shape[2] > _LONGEST:
-            return Refusal(argument, f"takes lengths up to {_LONGEST}, not {x.shape[2]}")
+            return Refusal(argument, f"supports sequence lengths up to {_LONGEST}, got {x.shape[2]}")
     return None
 
 
@@ -197,7 +198,7 @@ def _explained_elsewhere(needed: list[bool], *arguments: Any) -> str:
         return torch.zeros((), dtype=x.dtype).expand(x.shape) if isinstance(x, Tensor) else x
 
     head, *lines = explain_attention(needed, *map(on_cpu, arguments)).splitlines()
-    unable = [f"{line.partition(': ')[0]}: cannot: takes no tensors on {_place(device)}" for line in lines]
+    unable = [f"{line.partition(': ')[0]}: cannot: does not run on {_place(device)}" for line in lines]
     return "\n".join([head.replace(" on cpu", f" on {device}"), *unable])
 
 

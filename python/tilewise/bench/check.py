@@ -29,7 +29,7 @@ def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.
     beyond = checked = 0
     for problem in problems:
         if getattr(problem, "dropout", 0) > 0:
-            print(f"{problem}: left out, every implementation draws a dropout mask of its own")
+            print(f"{problem}: left out, since every implementation draws its own dropout mask")
             continue
         torch.manual_seed(0)
         with measure.making(problem):
@@ -50,7 +50,7 @@ def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.
                 print(
                     f"  {kernel.name:12}{name:8}{us.largest:>10.1e}{us.mean:>10.1e}{us.relative:>10.1e}"
                     f"   {torchs.largest:>14.1e}{torchs.mean:>10.1e}{torchs.relative:>10.1e}"
-                    f"{'' if fine else '   BEYOND twice'}"
+                    f"{'' if fine else '   MORE than twice'}"
                 )
     print(f"\n{checked} results, {beyond} with more than twice the error of PyTorch's arithmetic")
     return beyond

@@ -132,13 +132,13 @@ def sentences(comparison: Comparison) -> list[str]:
     commit = f", commit {environment['commit']}" if environment.get("commit") else ""
     us, peers = comparison.of_ours, comparison.of_peers
     if not us:
-        return [f"The run of {then}{commit} has none of our rows."]
+        return [f"The run of {then}{commit} has no rows of our kernels."]
     faster = sum(change.clear and change.times > 1 for change in us)
     slower = sum(change.clear and change.times < 1 for change in us)
     median = statistics.median(change.times for change in us)
     said = [
-        f"Beside the run of {then}{commit}: of {len(us)} rows of our kernels in both, {faster} are clearly "
-        f"faster and {slower} clearly slower; the median is {digits(median)} times as fast."
+        f"Compared with the run of {then}{commit}: of {len(us)} rows of our kernels in both, {faster} are "
+        f"clearly faster and {slower} clearly slower; the median is {digits(median)} times as fast."
     ]
     if peers:
         theirs = statistics.median(change.times for change in peers)

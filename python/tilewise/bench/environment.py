@@ -37,7 +37,7 @@ def choose_device(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise BadInput(f"--device: expected cpu or cuda, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"--device: expected a device that is here, got {name}: this PyTorch finds no GPU")
+        raise BadInput(f"--device: expected an available device, got {name}: this PyTorch finds no GPU")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadInput(f"--device: expected one of {torch.cuda.device_count()} GPUs, got {name}")
     return device

@@ -31,11 +31,11 @@ def check_writable(option: str, path: Path) -> None:
     except (OSError, ValueError) as error:  # a name that no file has
         refuse(getattr(error, "strerror", None) or str(error))
     if nearest.is_symlink() and not nearest.exists():
-        refuse(f"{nearest} is a link to nothing")
+        refuse(f"{nearest} is a broken link")
     if path.is_dir():
         refuse("it is a folder")
     if nearest != path and not nearest.is_dir():
-        refuse(f"{nearest} is no folder")
+        refuse(f"{nearest} is not a folder")
     if nearest == path and not path.is_file():
         return  # a device or pipe, which is written to as it is
     folder = nearest if nearest.is_dir() else path.parent

@@ -149,7 +149,7 @@ def kernels_on(device: torch.device) -> dict[str, str]:
 
 def bind_tilewise(kernel: str, problem: Problem, operands: Operands) -> Attend:
     if kernel == "reference" and problem.flops > REFERENCE_FLOPS:
-        raise CannotTake(f"slow, and not asked for more than {REFERENCE_FLOPS * 1e-9:g} GFLOP")
+        raise CannotTake(f"too slow for more than {REFERENCE_FLOPS * 1e-9:g} GFLOP")
     options: dict[str, Any] = {"kernel": kernel, "alignment": problem.alignment}
     options["deterministic"] = problem.deterministic
     options["precision"] = problem.precision
@@ -275,7 +275,7 @@ def _refuse(problem: Problem, who: str, **unable: bool) -> None:
     }
     for feature in unable:
         if given[feature]:
-            raise CannotTake(f"{who} is not asked for {feature}")
+            raise CannotTake(f"{who} is not measured with {feature}")
 
 
 def _first(result: Any) -> Tensor:
@@ -330,7 +330,7 @@ def bind_flashinfer(problem: Problem, operands: Operands) -> Attend:
     )
     flashinfer: Any = importlib.import_module("flashinfer")
     if problem.window is not None and not problem.causal:
-        raise CannotTake("FlashInfer has windows to the left alone")
+        raise CannotTake("FlashInfer supports windows to the left only")
     q, k, v = (x[0] for x in _swapped(operands))
     left = -1 if problem.window is None else problem.window
 
@@ -381,7 +381,7 @@ def absent() -> list[str]:
 def missing(device: torch.device) -> str:
     """Which of these take no part, in a sentence."""
     if device.type != "cuda":
-        return f"peers for CUDA devices alone: {', '.join(PACKAGES)}"
+        return f"peers for CUDA devices only: {', '.join(PACKAGES)}"
     return f"peers that are not installed: {', '.join(absent()) or 'none'}"
 
 

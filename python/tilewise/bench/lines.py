@@ -121,12 +121,12 @@ def parsed(content: str) -> Line:
     """A line as an object. Raises ValueError where it is no JSON, and where it is no object, in words."""
 
     def refuse(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         line = json.loads(content, parse_constant=refuse)
     except RecursionError:
-        raise ValueError("too deep") from None
+        raise ValueError("nested too deeply") from None
     if not isinstance(line, dict):
         raise TypeError
     return line
@@ -141,7 +141,7 @@ def wrong_with(line: Line) -> str:
     try:
         json.dumps(line, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return "text: expected characters that UTF-8 has, got half of one"
+        return "text: expected valid UTF-8, got half of a surrogate pair"
     if "environment" in line:
         given = line["environment"]
         if not isinstance(given, dict):
@@ -166,10 +166,10 @@ def _wrong_with_row(line: Line) -> str:
     if line.get("ms"):
         for name in FIGURES:
             if name not in line:
-                return _told(name, "a figure beside ms")
+                return _told(name, "a figure, as ms has one")
         for name in ("tflops", "spread"):
             if line[name] is None:
-                return _told(name, "a figure beside ms", None)
+                return _told(name, "a figure, as ms has one", None)
     return ""
 
 

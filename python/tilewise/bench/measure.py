@@ -105,7 +105,7 @@ def _check_device(device: torch.device, who: str) -> None:
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            raise DeviceLost(f"{who} left a GPU that cannot be used: {reason_of(error)}") from None
+            raise DeviceLost(f"{who} left the GPU unusable: {reason_of(error)}") from None
 
 
 def _worst(errors: Sequence[exact.Error]) -> tuple[float | None, float | None]:
@@ -204,6 +204,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or refused:
         return OUT_OF_MEMORY
     if text.startswith(("No available kernel", "No viable backend")):
-        return "PyTorch has no such kernel for this"
+        return "PyTorch has no such kernel for this problem"
     first = text.split(". ")[0] if len(text) > 160 else text
     return first[:160] or type(error).__name__

@@ -31,7 +31,7 @@ def check() -> Any:
         return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
         raise BadInput(
-            f"--png: expected matplotlib, got {error}; `pip install matplotlib` brings it, and SVG needs none"
+            f"--png: expected matplotlib, got {error}; `pip install matplotlib` installs it, SVG needs none"
         ) from None
 
 

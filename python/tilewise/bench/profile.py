@@ -94,7 +94,7 @@ def watched(implementation: Implementation, problem: AnyProblem, device: torch.d
 def run(implementation: Implementation, problem: AnyProblem, device: torch.device, tool: str | None) -> str:
     """What the best tool present (or the one asked for) finds."""
     if tool in ("ncu", "nsys") and not shutil.which(tool):
-        raise BadInput(f"--tool: expected a program that is there, got {tool}, which is not in PATH")
+        raise BadInput(f"--tool: expected an installed program, got {tool}, which is not in PATH")
     if device.type == "cpu":
         return on_cpu(implementation, problem, device)
     problems = []
@@ -106,7 +106,7 @@ def run(implementation: Implementation, problem: AnyProblem, device: torch.devic
                 if tool:
                     raise
                 problems.append(f"{name}: {error}")
-    missing = "" if problems else "Neither ncu nor nsys is here; torch's profiler gives:\n"
+    missing = "" if problems else "Neither ncu nor nsys is installed; torch's profiler gives:\n"
     return "\n".join([*problems, missing + by_torch(implementation, problem, device)])
 
 
@@ -215,17 +215,17 @@ def bottleneck(figures: dict[str, float]) -> str:
     >>> bottleneck({"FMA pipe": 85.0, "device memory": 12.0})
     'Bound by the FMA pipe, 85 % busy.'
     >>> bottleneck({"FMA pipe": 25.0, "device memory": 12.0, "stalled at barriers": 2.0})
-    'Nothing is busy beyond 25 % (FMA pipe): it waits; warps are stalled at barriers most.'
+    'No part is busy more than 25 % of the time (FMA pipe); most waiting warps are stalled at barriers.'
     """
     busy = {pipe: figures[pipe] for pipe in _PIPES if pipe in figures}
     if not busy:
-        return "No counter says what bounds it."
+        return "No counter shows what bounds it."
     pipe, most = max(busy.items(), key=lambda item: item[1])
     if most >= 60:
         return f"Bound by the {pipe}, {most:.0f} % busy."
     stalls = {k: v for k, v in figures.items() if k.startswith("stalled") and "another" not in k}
-    reason = f"; warps are {max(stalls, key=lambda k: stalls[k])} most" if stalls else ""
-    return f"Nothing is busy beyond {most:.0f} % ({pipe}): it waits{reason}."
+    reason = f"; most waiting warps are {max(stalls, key=lambda k: stalls[k])}" if stalls else ""
+    return f"No part is busy more than {most:.0f} % of the time ({pipe}){reason}."
 
 
 # nsys
@@ -331,13 +331,13 @@ def on_cpu(implementation: Implementation, problem: AnyProblem, device: torch.de
     words = (
         f"{problem} with {implementation.name}: {digits(line['ms'])} ms, {rate(line['tflops'])}, "
         f"{digits(line['gbps'])} GB/s, {digits(line['peak_mb'])} MB\n"
-        f"intensity {digits(problem.intensity)} FLOP a byte; copy {digits(copy)} GB/s"
+        f"intensity {digits(problem.intensity)} FLOP per byte; copy {digits(copy)} GB/s"
     )
     if not compute:
         return words + "."
     words += f", matrix product {rate(compute)}\n"
     if problem.intensity * copy * 1e-3 < compute:
-        return words + f"Bound by memory: {line['percent_of_copy']:.0f} % of a copy's bytes a second."
+        return words + f"Bound by memory: {line['percent_of_copy']:.0f} % of a copy's bytes per second."
     return words + f"Bound by arithmetic: {line['percent_of_peak']:.0f} % of the matrix product's rate."
 
 

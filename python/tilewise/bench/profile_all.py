@@ -176,7 +176,7 @@ def _without_counters(
 
 def on_cpu(targets: Mapping[Target, Implementation]) -> Profiles:
     """Rates against the ceilings, as there are no counters."""
-    found = Profiles(["ncu and nsys look at GPUs: on a CPU rates are held against the ceilings"])
+    found = Profiles(["ncu and nsys need a GPU: on a CPU, rates are compared with the ceilings"])
     for target, implementation in targets.items():
         try:
             found.said[target] = profile.on_cpu(implementation, target.problem, torch.device("cpu"))

@@ -86,7 +86,7 @@ class Record:
     def split_ceiling(self) -> Ceiling | None:
         """That of f32 numbers which tensor cores multiply as two of f16."""
         tensor = self.rate("gemm", "f16", "tflops") or self.rate("gemm", "bf16", "tflops")
-        return Ceiling(tensor / 3, "split products, three of f16 for one") if tensor else None
+        return Ceiling(tensor / 3, "split products, three f16 products each") if tensor else None
 
     def ceiling(self, line: Line) -> Ceiling | None:
         """What a line is held against. In f32 on a GPU that depends on the kernel's way to multiply."""
@@ -103,9 +103,11 @@ class Record:
         if line.get("tf32"):
             one = products // 3
             return Ceiling(
-                3 * split.tflops / one, "f16 products, one for one (TF32)" if one == 1 else "TF32 products"
+                3 * split.tflops / one, "f16 products, one each (TF32)" if one == 1 else "TF32 products"
             )
-        return split if products == 3 else Ceiling(split.tflops / 2, "split products, three of TF32 for one")
+        return (
+            split if products == 3 else Ceiling(split.tflops / 2, "split products, three TF32 products each")
+        )
 
     @property
     def copy_ceiling(self) -> float | None:
@@ -249,8 +251,8 @@ class Writer:
                 there, here = before.environment.get(key), environment.get(key)
                 if there != here:
                     raise BadInput(
-                        f"--out: {path} was interrupted with {key} {there}, and here it is {here}: "
-                        "give another folder, or --fresh to begin anew"
+                        f"--out: {path} was interrupted with {key} {there}, but it is {here} now: "
+                        "give another folder, or --fresh to start anew"
                     )
             self.done = {identity(line) for line in before.rows}
             self.rows = before.rows

@@ -82,7 +82,7 @@ def _standing(record: Record, of: Sequence[Race]) -> str:
             for (kind, dtype, direction), one in kinds.items()
             if kind == what
         ]
-        parts.append(f"<h3>{what}, median speed beside the fastest peer</h3>{_cards(cards)}")
+        parts.append(f"<h3>{what}, median speed against the fastest peer</h3>{_cards(cards)}")
     parts.append(tables.said("behind", summary.behind(of)))
     said = [summary.use(of), summary.exactness(of)]
     parts.append(tables.said("conclusion", [*said, *([busy] if (busy := summary.busy(record)) else [])]))
@@ -131,8 +131,8 @@ def _ladder(of: Sequence[Race]) -> str:
         return ""
     panels = "".join(f'<div class="panel">{svg}</div>' for svg in drawings)
     return (
-        "<h2>The ladder</h2><p>Every kernel on the problem that most of them took, slowest first, "
-        f'with the peers among them. Longer is better.</p><div class="panels large">{panels}</div>'
+        "<h2>The ladder</h2><p>Every kernel and peer on the problem that most of them can compute, "
+        f'slowest first. Longer is better.</p><div class="panels large">{panels}</div>'
     )
 
 
@@ -143,9 +143,9 @@ def _peers(of: Sequence[Race]) -> str:
     names = plots.order({race.best_ours["impl"] for race in of if race.best_ours and race.speed_up})
     broad, narrow = drawings
     return (
-        "<h2>Against the peers</h2><p>A mark is a problem: the time of the fastest peer over that of our "
-        "fastest kernel. Right of the line Tilewise is ahead; the bar is the median, whose figure stands at "
-        "the right.</p>"
+        "<h2>Against the peers</h2><p>Each mark is a problem: the time of the fastest peer divided by that "
+        "of our fastest kernel. To the right of the line Tilewise is faster. The bar is the median; the "
+        "number at the right is its value.</p>"
         f'{charts.legend(names)}<div class="wide"><div class="broad">{broad}</div>'
         f'<div class="narrow">{narrow}</div></div>'
     )
@@ -170,10 +170,10 @@ def _growth(of: Sequence[Race]) -> str:
         for suite in in_order
     )
     choice = f"<label>suite <select>{options}</select></label>" if len(in_order) > 1 else ""
-    box = '<label><input type="checkbox" checked> with the slowest rung</label>' if slow else ""
+    box = '<label><input type="checkbox" checked> show the slowest kernels</label>' if slow else ""
     return (
         "<section data-growth><h2>How it grows</h2><p>Each panel is a family of problems that differ in one "
-        "size. Both axes are logarithmic; point at a mark for its figures.</p>"
+        "size. Both axes are logarithmic. Point at a mark to see its figures.</p>"
         f'<div class="tools">{buttons}</div><div class="tools">{choice}{box}</div><p class="soft about"></p>'
         f'{charts.legend(impls)}<div class="panels">{panels}</div></section>'
     )
@@ -201,10 +201,11 @@ def _roofline(record: Record, of: Sequence[Race]) -> str:
     names = plots.order({series.name for chart in found for series in chart.series})
     panels = "".join(f'<div class="panel">{charts.draw(chart, 420, 320)}</div>' for chart in found)
     return (
-        "<h2>What bounds it</h2><p>Under the slanted part of the roof a kernel waits for bytes, under the "
-        "flat part for arithmetic. On a GPU f32 has two flat roofs: bare multiply-adds, and products of "
-        "numbers split into two of f16, three for one. TF32 stands by itself. The ceilings were measured on "
-        "this machine; a mark above them had help from a cache, or was measured in a quieter moment.</p>"
+        "<h2>What bounds it</h2><p>Under the slanted part of the roof, memory limits a kernel; under the "
+        "flat part, arithmetic does. On a GPU, f32 has two flat roofs: plain multiply-adds, and products of "
+        "numbers that are split into two of f16, which cost three f16 products each. TF32 has a chart of its "
+        "own. The ceilings were measured on this machine. A mark above them was helped by a cache, or the "
+        "machine was less busy at that time.</p>"
         f'{charts.legend(names)}<div class="panels large">{panels}</div>'
     )
 
@@ -216,9 +217,9 @@ def _exactness(of: Sequence[Race]) -> str:
     names = [series.name for series in chart.series]
     panel = f'<div class="panel">{charts.draw(chart, 420, 340)}</div>'
     return (
-        "<h2>How exact it is</h2><p>Errors against float64, of attention on the heads that were checked, "
-        "without the rows in which TF32 was allowed. "
-        "Below the dotted line a kernel has less than twice the error of PyTorch's own arithmetic on the "
+        "<h2>How exact it is</h2><p>Errors of attention against float64, on the heads that were checked, "
+        "without the rows that allow TF32. "
+        "Below the dotted line, a kernel has less than twice the error of PyTorch's own arithmetic on the "
         "same inputs.</p>"
         f'{charts.legend(names)}<div class="panels large">{panel}</div>'
     )
@@ -229,7 +230,7 @@ def _environment(record: Record) -> str:
     items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in texts.items())
     rates = escape(ceilings(record)) if record.rates else "no ceilings measured"
     return (
-        f"<h2>How to make it again</h2><p>{_again(record)}</p>"
+        f"<h2>How to reproduce it</h2><p>{_again(record)}</p>"
         f"<details><summary>Machine and build</summary><p>{rates}</p><dl>{items}</dl></details>"
     )
 
@@ -242,17 +243,18 @@ def _again(record: Record) -> str:
     if not named:
         return "The records do not say which command measured them."
     again = f"tilewise bench --suite {','.join(named)}"
-    return f"The records do not say their command; <code>{escape(again)}</code> measures the same suites."
+    return f"The records do not contain their command; <code>{escape(again)}</code> measures the same suites."
 
 
 def _method(command: str) -> str:
     made = f" This page was made by <code>{escape(command)}</code>." if command else ""
     return (
-        "<h2>How it was measured</h2><p>All implementations of a problem ran in one process, in rounds, each "
-        "once in turn. Times are medians; on a GPU of CUDA events over at least 20 rounds, on inputs that "
-        "the others drove out of the cache. FLOPs are the useful ones: 4·B·H·Sq·Sk·D forward, half of it "
-        "causal, 2.5 times as much backward; a window or block mask counts the pairs it keeps; a product of "
-        "matrices is 2·M·N·K forward, twice as much backward. GB/s count every input and result once. MB are "
-        "what a call allocates at its highest, results included. The error is the largest against a float64 "
-        f"reference. A row without figures says why.{made}</p>"
+        "<h2>How it was measured</h2><p>All implementations of a problem ran in one process, in rounds: each "
+        "runs once per round. Times are medians; on a GPU they are measured with CUDA events over at least "
+        "20 rounds, on inputs that are no longer in the cache. FLOPs are the useful ones: 4·B·H·Sq·Sk·D "
+        "forward, half of that with causal, 2.5 times as much backward; with a window or a block mask only "
+        "the pairs that it keeps count; a matrix product has 2·M·N·K forward and twice as much backward. "
+        "GB/s count every input and result once. MB is the peak of what a call allocates, with its results. "
+        "The error is the largest against a float64 reference. A row without figures says why."
+        f"{made}</p>"
     )

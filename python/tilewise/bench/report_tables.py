@@ -62,8 +62,8 @@ def comparison_section(comparison: Comparison | None) -> str:
         if found
     )
     return (
-        "<h2>Beside the earlier run</h2>"
-        f"{sentences}<p>Times as fast as before. A row changed clearly if it did by more than "
+        "<h2>Compared with the earlier run</h2>"
+        f"{sentences}<p>How many times as fast as before. A row changed clearly if it changed by more than "
         f"{100 * compare.LEAST_CHANGE:.0f} % and by more than either row's spread.</p>{table}{lists}"
     )
 
@@ -93,8 +93,8 @@ def counters(record: Record) -> str:
     )
     return (
         "<h2>What the counters say</h2><p>By <code>tilewise profile --out</code>: the share of the time in "
-        "which each part of the GPU was busy, occupancy (the warps that are there, of those that would fit), "
-        "and what that means. Times under a profiler are longer than others.</p>"
+        "which each part of the GPU was busy, the occupancy (warps on an SM, of those that would fit), and "
+        "what limits the kernel. Times under a profiler are longer than without it.</p>"
         f'<div class="scroll counters"><table>{_head(titles, (*titles[:3], titles[-1]))}<tbody>'
         + "".join(_counter_row(line, shown) for line in record.profiles)
         + "</tbody></table></div>"
@@ -158,9 +158,10 @@ def rows_section(of: Sequence[Race], comparison: Comparison | None) -> str:
     kind = "cpu" if rates == "GFLOP/s" else "gpu"
     return (
         f'<section data-rows="{kind}"><h2>Every row</h2>'
-        "<p>The ceiling of a row is what the machine allows to its kernel's arithmetic: the matrix product "
-        "of its type; in f32 on a GPU bare multiply-adds or, for kernels that split numbers for the tensor "
-        "cores, a third of the rate in f16. TF32 is f32 whose products may have TF32's digits.</p>"
+        "<p>The ceiling of a row is the highest rate that the machine allows for the kernel's arithmetic: "
+        "that of a matrix product of its type; in f32 on a GPU that of plain multiply-adds or, for kernels "
+        "that split numbers for the tensor cores, a third of the rate in f16. TF32 is f32 whose products may "
+        "be as inexact as TF32.</p>"
         '<div class="tools"><input type="search" placeholder="filter: causal bf16 backward"'
         ' aria-label="filter rows"><span class="soft count"></span></div>'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

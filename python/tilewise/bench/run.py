@@ -127,7 +127,7 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     except (KeyboardInterrupt, TimeIsUp) as stopped:
         up = isinstance(stopped, TimeIsUp)
         why = "The time is up" if up else "Interrupted"
-        print(f"\n{why}. What was measured is kept; the same command goes on from here.")
+        print(f"\n{why}. What was measured is kept; run the same command again to continue.")
         return [path for path in files if path.exists()], None if up else False
     return files, True
 
@@ -185,4 +185,6 @@ def check_kernels(kernels: Sequence[str], problems: Sequence[AnyProblem], device
     names = list(dict.fromkeys(x.name for op in ops for x in kinds.taking_part(op, device)))
     for part in kernels:
         if not any(part in name for name in names):
-            raise BadInput(f"--kernels: expected (parts of) {', '.join(names)}, got {part!r}")
+            raise BadInput(
+                f"--kernels: expected names, or parts of names, among {', '.join(names)}, got {part!r}"
+            )

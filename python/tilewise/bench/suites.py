@@ -208,7 +208,7 @@ def _read(path: Path) -> dict[str, Any]:
         read = json.loads(path.read_text())
         rows = read["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"--suite: {path.name} is no suite: {type(error).__name__}: {error}") from None
+        raise BadInput(f"--suite: {path.name} is not a suite: {type(error).__name__}: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"--suite: {path.name}: expected a list of rows")
     read = {"devices": ["cpu", "cuda"], **read}

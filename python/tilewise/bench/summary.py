@@ -169,7 +169,7 @@ def _speeds(record: Record, of: Sequence[Race]) -> list[str]:
     if stand is None:
         count = sum(race.best_ours is not None for race in of)
         problems = "1 problem" if count == 1 else f"{count} problems"
-        return [f"On {where}, Tilewise was measured on {problems}, and nothing else beside it."]
+        return [f"On {where}, Tilewise was measured on {problems} and compared with nothing else."]
     times = f"{stand.median:.2f} times as fast as the fastest peer"
     if stand.count == 1:
         return [f"On {where}, Tilewise is {times} on the one problem measured."]
@@ -221,7 +221,7 @@ def use(of: Sequence[Race]) -> str:
     """The highest rates, against the machine's ceilings."""
     best = [race.best_ours for race in of if race.best_ours]
     if not best:
-        return "None of its kernels ran, so there is no rate to hold against the machine's."
+        return "None of its kernels ran, so there is no rate to compare with the machine's."
     top = max(best, key=lambda line: line["tflops"])
     sentence = f"Its highest rate is {_rate_of(top)}"
     split = [x for x in best if type_of(x) == "f32" and "split" in x.get("ceiling", "") and x is not top]

@@ -97,7 +97,7 @@ class Status:
             count = f"{len(self.choices)} choice{'s' if len(self.choices) > 1 else ''}"
             devices = dict.fromkeys(str(choice["device"]) for choice in self.choices)
             return f"{self.path or 'in memory'}, {count} measured on {'; '.join(devices)}"
-        return f"none ({self.path} is not there; `tilewise tune` makes it)" if self.path else "off"
+        return f"none ({self.path} does not exist; `tilewise tune` creates it)" if self.path else "off"
 
 
 def status() -> Status:

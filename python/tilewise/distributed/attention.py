@@ -207,7 +207,7 @@ def attention_varlen(
         ("cu_seqlens_q", "cu_seqlens_k"), layouts, (starts_q, starts_k), strict=True
     ):
         if cumulative[-1] != of.length:
-            reject(name, f"an end at the {of.length} tokens of all ranks", cumulative[-1])
+            reject(name, f"a last entry of {of.length}, the tokens of all ranks", cumulative[-1])
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     starts = (starts_q, starts_k)
     call = _call(q, k, boxes, method, layouts, starts, settings, everyone[0].seed, packed=True)
@@ -251,7 +251,7 @@ def _boxes(mesh: Mesh, method: str) -> tuple[Mailbox, ...]:
         reject("mesh", "a DeviceMesh, a process group or None", type(mesh).__name__)
     boxes = tuple(Mailbox(group) for group in groups)
     if any(box.rank < 0 for box in boxes):
-        reject("mesh", "one that this rank is part of", "another")
+        reject("mesh", "a mesh that includes this rank", "one without it")
     return boxes
 
 
@@ -259,14 +259,14 @@ def _mask_of_rows(everyone: Sequence[Given]) -> bool:
     """Whether the mask has a row for each query; else it has one for all. A rank may have a single query."""
     lengths, rows = [x.length_q for x in everyone], [x.mask_rows for x in everyone]
     if rows != lengths and any(n != 1 for n in rows):
-        reject("attn_mask", f"a row for each query on all ranks, {lengths}, or one on all", rows)
+        reject("attn_mask", f"one row per query, {lengths}, or one row on every rank", rows)
     return rows == lengths
 
 
 def _described_rows(query: Tensor, key: Tensor, value: Tensor, along: int) -> dict[str, Any]:
     def text(x: Tensor) -> str:
         shape = [n for dim, n in enumerate(x.shape) if dim != along]
-        return f"{x.dtype} {shape} beside its length, on {x.device.type}"
+        return f"{x.dtype} {shape} apart from its length, on {x.device.type}"
 
     found: dict[str, Any] = dict(query=text(query), key=text(key), value=text(value))
     return dict(found, length_q=query.shape[along], length_k=key.shape[along], device=query.device)
@@ -314,10 +314,10 @@ def _layouts(
         of_keys = layout_of(layout if key_layout is None else key_layout, sum(lengths_k), len(everyone))
     for name, of, lengths in (("layout", of_queries, lengths_q), ("key_layout", of_keys, lengths_k)):
         if len(of.ranks) != len(everyone):
-            reject(name, f"a layout of the mesh's {len(everyone)} ranks", f"one of {len(of.ranks)}")
+            reject(name, f"a layout for the mesh's {len(everyone)} ranks", f"one for {len(of.ranks)}")
         if of.lengths != lengths:
             tensor = "query" if name == "layout" else "key"
-            reject(tensor, f"lengths {list(of.lengths)} on the ranks, as {name} has them", list(lengths))
+            reject(tensor, f"lengths {list(of.lengths)} on the ranks, as in {name}", list(lengths))
     return of_queries, of_keys
 
 

@@ -33,13 +33,13 @@ def local_of(
     if not isinstance(query, DTensor):
         for name, x in (("key", key), ("value", value)):
             if isinstance(x, DTensor):
-                reject(name, "a Tensor, as query is one", "a DTensor")
+                reject(name, "a Tensor like query", "a DTensor")
         return query, key, value, mesh, lambda x: x
     device_mesh, placements = query.device_mesh, query.placements
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, DTensor) or x.placements != placements:
             found = x.placements if isinstance(x, DTensor) else type(x).__name__
-            reject(name, f"a DTensor placed as query, {placements}", found)
+            reject(name, f"a DTensor with the placements of query, {placements}", found)
     along = [n for n, placement in enumerate(placements) if placement == Shard(2)]
     if not along:
         reject("query", "a DTensor sharded along dimension 2", placements)
@@ -66,7 +66,7 @@ def local_per_head(name: str, x: Any, query: Any) -> Any:
     if not isinstance(x, DTensor):
         return x
     if not isinstance(query, DTensor):
-        reject(name, "a Tensor, as query is one", "a DTensor")
+        reject(name, "a Tensor like query", "a DTensor")
     if x.device_mesh != query.device_mesh:
         reject(name, f"a DTensor on query's mesh, {query.device_mesh}", x.device_mesh)
     if any(placement not in (Replicate(), *map(Shard, range(x.dim()))) for placement in x.placements):
@@ -100,9 +100,7 @@ def check_rows(query: Any, key: Any, value: Any, rank: int) -> None:
         if x.device != query.device:
             reject(name, f"memory on {query.device}, as query", x.device)
     if key.shape[:-1] != value.shape[:-1]:
-        reject(
-            "value", f"the shape of key but for its last extent, {list(key.shape[:-1])}", list(value.shape)
-        )
+        reject("value", f"the shape of key except its last extent, {list(key.shape[:-1])}", list(value.shape))
     if key.shape[-1] != query.shape[-1]:
         reject("key", f"the head dim of query, {query.shape[-1]}", key.shape[-1])
     if rank == 4 and key.shape[0] != query.shape[0]:
@@ -114,10 +112,10 @@ def _check_plain(name: str, x: Tensor) -> None:
     from torch.distributed.tensor import DTensor
 
     if isinstance(x, DTensor):
-        reject(name, "a Tensor with what this rank has", "a DTensor")
+        reject(name, "a Tensor with this rank's part", "a DTensor")
     check_dense(name, x)
     if x.is_meta:
-        reject(name, "a tensor in memory", "one on meta")
+        reject(name, "a tensor with memory", "a meta tensor")
 
 
 def check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
@@ -181,7 +179,7 @@ def starts_of(cu_seqlens_q: Any, cu_seqlens_k: Any) -> tuple[tuple[int, ...], tu
             raise TypeError(f"{name}: expected a Tensor of rank 1 or a list, got {type(x).__name__}")
         starts = tuple(whole_of(f"{name}[{n}]", start) for n, start in enumerate(x))
         if not starts or starts[0] != 0 or list(starts) != sorted(starts):
-            reject(name, "a start at 0 and lengths that do not decrease", starts)
+            reject(name, "a first entry of 0 and entries that do not decrease", starts)
         if found and len(starts) != len(found[0]):
             reject(name, f"as many entries as cu_seqlens_q, {len(found[0])}", len(starts))
         found.append(starts)

@@ -46,9 +46,9 @@ class Layout:
             reject("layout", "one rank or more", "none")
         for span in (span for spans in self.ranks for span in spans):
             if span.step < 1 or span.begin < 0:
-                reject("layout", "spans from 0 on, in steps of 1 or more", span)
+                reject("layout", "spans that start at 0 or above, in steps of 1 or more", span)
         if not torch.equal(self.order.sort().values, torch.arange(self.length)):
-            reject("layout", f"each of {self.length} tokens on one rank", "another distribution")
+            reject("layout", f"each of {self.length} tokens on exactly one rank", "another distribution")
 
     @property
     def lengths(self) -> tuple[int, ...]:

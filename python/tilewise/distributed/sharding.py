@@ -33,7 +33,7 @@ def unshard(
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else dist.group.WORLD if mesh is None else mesh
     box = Mailbox(group)
     if len(layout.ranks) != box.size:
-        reject("layout", f"a layout of the mesh's {box.size} ranks", f"one of {len(layout.ranks)}")
+        reject("layout", f"a layout for the mesh's {box.size} ranks", f"one for {len(layout.ranks)}")
     local = local.detach().movedim(dim, 0).contiguous()
     if local.shape[0] != layout.lengths[box.rank]:
         reject("local", f"{layout.lengths[box.rank]} tokens along dimension {dim}", local.shape[0])

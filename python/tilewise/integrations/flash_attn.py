@@ -345,7 +345,7 @@ def flash_attn_with_kvcache(
     lengths = _lengths(cache_seqlens, q, k_cache, table, appends=k is not None)
     if rotary_cos is not None or rotary_sin is not None:
         if rotary_cos is None or rotary_sin is None or k is None:
-            reject("rotary_cos", "rotary_sin, k and v beside it", "only some of them")
+            reject("rotary_cos", "rotary_sin, k and v as well", "only some of them")
         _check_angles(rotary_cos, rotary_sin, q)
         angles = (rotary_cos, rotary_sin, flag_of("rotary_interleaved", rotary_interleaved))
         advances = flag_of("causal", causal) or window is not None
@@ -396,7 +396,7 @@ def _heads_first(name: str, rows: Tensor) -> Tensor:
 
 def _window(size: tuple[int, int]) -> Window | None:
     if not isinstance(size, (tuple, list)) or len(size) != 2:
-        reject("window_size", "(left, right), -1 for no end", told(size))
+        reject("window_size", "(left, right), -1 for no limit", told(size))
     left, right = (
         None if whole_of(f"window_size[{side}]", extent) < 0 else extent for side, extent in enumerate(size)
     )
@@ -436,7 +436,7 @@ def _lengths(
 ) -> Tensor:
     """int32 [B]: keys in use before any are appended."""
     if given is None and appends:
-        reject("cache_seqlens", "an int or int32 [B] beside k and v", None)
+        reject("cache_seqlens", "an int or int32 [B] with k and v", None)
     if isinstance(given, Tensor):
         if given.dtype != torch.int32 or given.shape != q.shape[:1]:
             reject("cache_seqlens", f"int32 [B] = {list(q.shape[:1])}", f"{given.dtype} {list(given.shape)}")

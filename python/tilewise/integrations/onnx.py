@@ -33,7 +33,7 @@ _OPSET = 23
 
 # What the operator has no word for: the argument of tilewise::attention_forward, and what to say of it.
 _WITHOUT_A_WORD = {
-    "cumulative_q": "cu_seqlens_q: ONNX's Attention takes no packed sequences; pad them and pass a mask",
+    "cumulative_q": "cu_seqlens_q: ONNX's Attention has no packed sequences; pad them and pass a mask",
     "page_table": "page_table: ONNX's Attention has none",
     "key_lengths": "cache_seqlens: ONNX's Attention has none in opset 23; pass an attn_mask",
     "block_counts": "block_mask: ONNX's Attention has none; pass BlockMask.to_dense as attn_mask",

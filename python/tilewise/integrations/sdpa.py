@@ -141,7 +141,7 @@ def explain() -> str:
     ...     out = F.scaled_dot_product_attention(x, x, x)
     >>> print(explain())
     scaled_dot_product_attention, 1 call
-      1 torch: query: float64 has no kernel but the reference
+      1 torch: query: only the reference kernel supports float64
     """
     told = calls()
     total = sum(told.values())
@@ -233,11 +233,11 @@ def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_
         if x.is_nested or x.layout is not torch.strided:
             return f"{name}: not a dense tensor"
         if is_traceable_wrapper_subclass(x):
-            return f"{name}: a subclass of Tensor with its own meaning"
+            return f"{name}: a subclass of Tensor"
     if mask is not None and is_causal is not False:
-        return "attn_mask: beside is_causal, which torch documents as an error"
+        return "attn_mask: given with is_causal, which torch documents as an error"
     if query.dtype == torch.float64:
-        return "query: float64 has no kernel but the reference"
+        return "query: only the reference kernel supports float64"
     if min(query.dim(), value.dim()) == 0:
         return "query: no dimensions"
     if not 1 <= query.shape[-1] <= 4096 or not 1 <= value.shape[-1] <= 4096:
@@ -320,7 +320,7 @@ class _Override:
 
 def _hook_reason(query: Tensor, dropout_p: float) -> str | None:
     if query.dtype == torch.float64:
-        return "query: float64 has no kernel but the reference"
+        return "query: only the reference kernel supports float64"
     return "dropout_p: torch's hook gives no seed" if dropout_p > 0 else None
 
 

@@ -61,7 +61,7 @@ def register(name: str = "tilewise") -> None:
 
     text_of("name", name)
     if any(taken in name for taken in _TAKEN):
-        raise InvalidArgument(f"name: expected one without {', '.join(_TAKEN)}, got {name!r}")
+        raise InvalidArgument(f"name: expected a name without {', '.join(_TAKEN)}, got {name!r}")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)  # without it models are given no masks at all
 
@@ -164,10 +164,10 @@ def _refuse(others: dict[str, Any], mask: Tensor | None) -> None:
     for name, meaning in _REFUSED.items():
         asked = others.get(name)
         if asked is not None and asked is not False:
-            raise Unsupported(f"{name}: {meaning}; Tilewise does not take it from transformers")
+            raise Unsupported(f"{name}: {meaning}; Tilewise does not support it")
     if mask is None and any(others.get(name) is not None for name in _PACKED):
         raise Unsupported(
-            "cu_seq_lens_q: packed sequences need position_ids that restart at 0, of which the mask is made"
+            "cu_seq_lens_q: packed sequences need position_ids that restart at 0, from which the mask is made"
         )
 
 
@@ -210,7 +210,7 @@ def context_parallel(
     ) -> tuple[Tensor, None]:
         _refuse(others, attention_mask)
         if others.get("position_bias") is not None:
-            raise Unsupported("position_bias: a bias of positions is not sharded; attend in one process")
+            raise Unsupported("position_bias: a position bias cannot be sharded; use a single process")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         window = None if sliding_window is None else (sliding_window - 1, None)
         out = attend(
@@ -240,4 +240,4 @@ _numbers = count()
 def _no_mask(*sizes: Any, attention_mask: Tensor | None = None, **options: Any) -> None:
     """Ranks know causality and windows from positions, and nothing of padding."""
     if attention_mask is not None and not bool(attention_mask.all()):
-        raise Unsupported("attention_mask: padding is not taken over several ranks; pack sequences instead")
+        raise Unsupported("attention_mask: padding is not supported on several ranks; pack sequences instead")

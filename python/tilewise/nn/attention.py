@@ -306,7 +306,7 @@ def _merged_mask(
     if attn_mask is not None:
         _check_mask("attn_mask", attn_mask, (length_q, length_k), (batch * heads, length_q, length_k))
     elif is_causal:
-        reject("attn_mask", "the causal mask where is_causal is given", None)
+        reject("attn_mask", "the causal mask with is_causal", None)
     causal = is_causal and appended == 0
     if attn_mask is not None and not causal:
         parts.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, heads)))

@@ -107,7 +107,8 @@ def _rotary(config: Any, head_dim: int) -> RotaryEmbedding:
         theirs = LlamaRotaryEmbedding(config)
         if theirs.attention_scaling != 1.0:
             raise Unsupported(
-                f"layer: rotary embedding of type {parameters['rope_type']} scales attention, too"
+                f"layer: rotary embedding of type {parameters['rope_type']} also scales attention, "
+                "which is not supported"
             )
         frequencies = theirs.inv_freq
     return RotaryEmbedding(head_dim, config.max_position_embeddings, base, inverse_frequencies=frequencies)
@@ -122,7 +123,7 @@ def places(ours: nn.Module, layer: nn.Module) -> Iterator[tuple[str, Any, Any]]:
             if theirs is not None:
                 reject("layer", f"no {name}", "one")
         elif theirs is None:
-            reject("layer", f"a part for {name}", f"none in {type(layer).__name__}")
+            reject("layer", f"a module for {name}", f"none in {type(layer).__name__}")
         else:
             yield name, modules[name], theirs
 

@@ -120,7 +120,7 @@ void backward(const FfnCall& call, const Hidden& hidden, const Context& context)
 }
 
 std::string supports(const FfnProblem& problem) {
-  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU alone";
+  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU only";
 }
 
 std::size_t workspace(const FfnCall& call, const Context& context) {

@@ -7,7 +7,7 @@ namespace tilewise::cpu {
 namespace {
 
 std::string supports(const GemmProblem& problem) {
-  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU alone";
+  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU only";
 }
 
 std::size_t workspace(const GemmCall&, const Context&) { return 0; }

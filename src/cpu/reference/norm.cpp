@@ -79,7 +79,7 @@ void weight_gradients(const NormCall& call, std::int64_t d) {
 }
 
 std::string supports(const NormProblem& problem) {
-  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU alone";
+  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU only";
 }
 
 std::size_t workspace(const NormCall&, const Context&) { return 0; }

@@ -6,7 +6,7 @@ namespace tilewise::cpu {
 namespace {
 
 std::string supports(const AttentionProblem& problem) {
-  if (problem.device.type != Device::Type::cpu) return "runs on the CPU alone";
+  if (problem.device.type != Device::Type::cpu) return "runs on the CPU only";
   if (problem.layout == Layout::paged && problem.pass == Pass::backward) return "paged keys have no backward";
   return {};
 }

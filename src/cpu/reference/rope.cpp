@@ -42,7 +42,7 @@ void rotate_row(const RopeCall& call, const std::byte* from, std::byte* to, std:
 }
 
 std::string supports(const RopeProblem& problem) {
-  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU alone";
+  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU only";
 }
 
 std::size_t workspace(const RopeCall&, const Context&) { return 0; }

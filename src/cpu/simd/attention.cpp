@@ -15,9 +15,9 @@ constexpr PerLevel<void(const AttentionCall&, const Context&)> forward = {TILEWI
 constexpr PerLevel<void(const AttentionCall&, const Context&)> backward = {TILEWISE_EACH_LEVEL(backward)};
 
 std::string supports(const AttentionProblem& problem) {
-  if (problem.device.type != Device::Type::cpu) return "runs on the CPU alone";
-  if (!has_level()) return "this CPU has none of its vector instructions";
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.device.type != Device::Type::cpu) return "runs on the CPU only";
+  if (!has_level()) return "this CPU has none of the vector instruction sets it needs";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   if (problem.layout == Layout::paged && problem.pass == Pass::backward) return "paged keys have no backward";
   return {};
 }

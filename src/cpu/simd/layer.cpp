@@ -1,6 +1,7 @@
 #include <limits>
 #include <string>
 
+#include "core/reasons.h"
 #include "cpu/simd/levels.h"
 #include "ffn/steps.h"
 #include "gemm/kernel.h"
@@ -15,9 +16,9 @@ namespace simd {
 namespace {
 
 std::string supports_device(Device device, DType dtype) {
-  if (device.type != Device::Type::cpu) return "runs on the CPU alone";
-  if (!has_level()) return "this CPU has none of its vector instructions";
-  if (dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (device.type != Device::Type::cpu) return "runs on the CPU only";
+  if (!has_level()) return "this CPU has none of the vector instruction sets it needs";
+  if (dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   return {};
 }
 
@@ -28,7 +29,8 @@ std::int64_t row_length(const RopeProblem& problem) { return problem.dim; }
 
 template <typename Problem>
 std::string supports(const Problem& problem) {
-  if (row_length(problem) > std::numeric_limits<int>::max()) return "takes rows of fewer than 2^31 elements";
+  constexpr int most = std::numeric_limits<int>::max();
+  if (row_length(problem) > most) return supports_up_to("row lengths", most, row_length(problem));
   return supports_device(problem.device, problem.dtype);
 }
 

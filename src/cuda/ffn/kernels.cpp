@@ -40,9 +40,9 @@ GemmProblem down_problem(const FfnProblem& problem) {
 
 std::string supports(const FfnProblem& problem) {
   if (problem.pass == Pass::backward) return "has no backward";
-  if (problem.kept) return "keeps no products";
-  if (problem.tokens == 0) return "takes no less than one token";
-  if (!problem.by_rows) return "takes weights by rows alone";
+  if (problem.kept) return "does not keep the products for backward";
+  if (problem.tokens == 0) return "needs at least one token";
+  if (!problem.by_rows) return "needs row-major weights";
   const std::string reason = few_rows_gemm.supports(up_problem(problem));
   return reason.empty() ? few_rows_gemm.supports(down_problem(problem)) : reason;
 }

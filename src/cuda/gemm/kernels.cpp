@@ -1,6 +1,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
+#include "core/reasons.h"
 #include "cuda/gemm/simt/simt.h"
 #include "cuda/gemm/sm80/mma.h"
 #include "cuda/gemm/sm90/few_rows/few_tuning.h"
@@ -17,41 +20,44 @@ namespace {
 std::string unsuited_for_hopper(const GemmProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
 #ifndef TILEWISE_HAS_WGMMA
-  return "was built without code for sm_90a";
+  return "this build has no code for sm_90a";
 #endif
-  if (problem.k == 0) return "takes no less than one summand";
-  if (!problem.aligned) return "copies rows from multiples of 16 bytes, with such strides, alone";
-  if (problem.residual && problem.accumulate) return "adds a residual or accumulates, not both";
+  if (problem.k == 0) return "needs K >= 1";
+  if (!problem.aligned) return "needs rows that start at multiples of 16 bytes, without negative strides";
+  if (problem.residual && problem.accumulate) return "does not support a residual together with accumulate";
   constexpr std::int64_t most = std::int64_t{1} << 30;
-  if (problem.m > most || problem.n > most || problem.k > most) return "takes dimensions to 2^30";
+  const std::int64_t extent = std::max({problem.m, problem.n, problem.k});
+  if (extent > most) return supports_up_to("M, N and K", most, extent);
   return reason_against_device(problem.device, [](const DeviceProperties& device) {
-    return device.compute_capability != 90 ? "needs compute capability 9.0, which alone has its instructions"
-                                           : "";
+    return device.compute_capability != 90 ? "needs compute capability 9.0 (Hopper)" : "";
   });
 }
 
 std::string unsuited_for_halves(const GemmProblem& problem) {
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
+    return needs("f16 or bf16", to_string(problem.dtype));
   }
-  if (problem.gated && !(problem.a_by_rows && problem.b_by_rows)) return "takes gates by rows alone";
+  if (problem.gated && !(problem.a_by_rows && problem.b_by_rows)) {
+    return "needs row-major matrices with a gate";
+  }
   return unsuited_for_hopper(problem);
 }
 
 std::string supports_wgmma(const GemmProblem& problem) {
   if (const std::string reason = unsuited_for_halves(problem); !reason.empty()) return reason;
   if (problem.out_dtype != DType::f32 && problem.n % 8 != 0) {
-    return "copies results in pieces of 16 bytes: takes columns in multiples of 8";
+    return needs("N in multiples of 8 for 16-bit results", problem.n);
   }
-  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
+  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "supports fewer than 2^31 tiles";
   return {};
 }
 
 std::string supports_few_rows(const GemmProblem& problem) {
-  if (problem.m > gemm::most_tokens) return "is for " + std::to_string(gemm::most_tokens) + " rows at most";
-  if (!problem.a_by_rows || !problem.b_by_rows) return "takes matrices by rows alone";
-  if (problem.out_dtype != problem.dtype) return "sums up in tensor cores, which f32 is too precise for";
-  if ((problem.n / 64 + 1) * (problem.k / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
+  if (problem.m > gemm::most_tokens) return supports_up_to("M", gemm::most_tokens, problem.m);
+  if (!problem.a_by_rows || !problem.b_by_rows) return "needs row-major matrices";
+  if (problem.out_dtype != problem.dtype)
+    return "accumulates in tensor cores, which is too inexact for f32 results";
+  if ((problem.n / 64 + 1) * (problem.k / 64 + 1) > 0x7fffffff) return "supports fewer than 2^31 tiles";
   return unsuited_for_halves(problem);
 }
 
@@ -62,33 +68,33 @@ std::string few_rows_yields(const GemmProblem& problem) {
   constexpr std::int64_t large = std::int64_t{4096} * 4096;
   if (problem.gated || problem.activation != Activation::none || problem.n * problem.k < large) return {};
   if (!cublaslt_gemm.supports(problem).empty() || !cublaslt_gemm.yields(problem).empty()) return {};
-  return "leaves large weights without a gate or an activation to cublaslt";
+  return "cublaslt is faster for large weights (N * K >= 2^24) without a gate or an activation";
 }
 
 std::string supports_split(const GemmProblem& problem) {
-  if (problem.dtype != DType::f32) return "takes f32, not " + std::string(to_string(problem.dtype));
+  if (problem.dtype != DType::f32) return needs("f32", to_string(problem.dtype));
   if (problem.m < 128 || problem.n < 128 || problem.k < 64) {
-    return "splits factors, for which rows or columns are too few";
+    return "needs M >= 128, N >= 128 and K >= 64";
   }
-  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
+  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "supports fewer than 2^31 tiles";
   return unsuited_for_hopper(problem);
 }
 
 std::string supports_mma(const GemmProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
+    return needs("f16 or bf16", to_string(problem.dtype));
   }
-  if (problem.k == 0) return "takes no less than one summand";
-  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
+  if (problem.k == 0) return "needs K >= 1";
+  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "supports fewer than 2^31 tiles";
   return reason_against_device(problem.device, [](const DeviceProperties& device) {
-    return device.compute_capability < 80 ? "needs compute capability 8.0" : "";
+    return device.compute_capability < 80 ? "needs compute capability 8.0 or higher" : "";
   });
 }
 
 std::string supports_simt(const GemmProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   return {};
 }
 

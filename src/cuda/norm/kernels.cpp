@@ -1,3 +1,4 @@
+#include "core/reasons.h"
 #include "cuda/norm/common/config.h"
 #include "cuda/runtime/device.h"
 #include "norm/kernel.h"
@@ -7,7 +8,7 @@ namespace {
 
 std::string supports(const NormProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   return {};
 }
 
@@ -28,26 +29,26 @@ void launch_on_device(const NormCall& call, const Context& context) {
 // Backward of long rows (backward_ring.cu).
 std::string ring_supports(const NormProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.pass == Pass::forward) return "is for backward alone";
+  if (problem.pass == Pass::forward) return "computes backward only";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
+    return needs("f16 or bf16", to_string(problem.dtype));
   }
   if (problem.dim % 512 != 0 || problem.dim < 1024 || problem.dim > 8192) {
-    return "takes rows of 1024 to 8192 elements, in multiples of 512";
+    return needs("rows of 1024 to 8192 elements in multiples of 512", problem.dim);
   }
-  if (!problem.aligned) return "takes rows that begin at multiples of 16 bytes";
-  if (!problem.x_gradient) return "is no gain without dx";
-  if (problem.rows == 0) return "takes one row or more";
-  return reason_against_device(problem.device, [&](const DeviceProperties& device) {
-    if (device.compute_capability < 90) return "needs compute capability 9.0";
-    return norm::ring_bytes(problem) > device.shared_bytes ? "needs more shared memory for such rows" : "";
+  if (!problem.aligned) return "needs rows that start at multiples of 16 bytes, without negative strides";
+  if (!problem.x_gradient) return "needs dx to be asked for";
+  if (problem.rows == 0) return "needs at least one row";
+  return reason_against_device(problem.device, [&](const DeviceProperties& device) -> std::string {
+    if (device.compute_capability < 90) return "needs compute capability 9.0 or higher";
+    return unsuited_shared_memory(problem.device, norm::ring_bytes(problem));
   });
 }
 
 // On an H200 this kernel took 0.93 to 0.96 of the time of `rows` for rows of 4096, 5120 and 8192 elements
 // (docs/layer.md). Of shorter rows only 768 elements were measured, where `rows` was faster.
 std::string ring_yields(const NormProblem& problem) {
-  return problem.dim < 4096 ? "leaves rows of less than 4096 elements to rows" : "";
+  return problem.dim < 4096 ? "the kernel rows is faster for rows of fewer than 4096 elements" : "";
 }
 
 void launch_ring(const NormCall& call, const Context& context) {

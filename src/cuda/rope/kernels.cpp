@@ -7,7 +7,7 @@ namespace {
 
 std::string supports(const RopeProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   return {};
 }
 

@@ -35,7 +35,7 @@ Found look_for_library() {
   const auto look_up = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (function == nullptr && found.reason.empty()) {
-      found.reason = std::string("needs a cuBLASLt that has ") + name;
+      found.reason = std::string("needs a cuBLASLt with the function ") + name;
     }
   };
   CublasLt& lt = found.functions;
@@ -108,7 +108,7 @@ std::string make_handle(const CublasLt& lt, CublasLt::Handle& handle) {
   const CublasLt::Status status = lt.create(&handle);
   if (status == 0) return {};
   handle = nullptr;
-  return "cuBLASLt makes no handle here: status " + std::to_string(status);
+  return "cuBLASLt failed to create a handle: status " + std::to_string(status);
 }
 
 std::string missing_cublaslt(int device) { return made_for(device).reason; }

@@ -4,6 +4,7 @@
 #include <array>
 #include <mutex>
 
+#include "core/reasons.h"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/code.h"
 
@@ -70,16 +71,22 @@ std::string device_text(int index) {
 }
 
 std::string unsuited_device(Device device) {
-  if (device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (device.type != Device::Type::cuda) return "runs on CUDA devices only";
   try {
     const DeviceProperties& properties = device_properties(device.index);
     if (properties.has_code) return {};
     const int capability = properties.compute_capability;
-    return "no code for compute capability " + std::to_string(capability / 10) + "." +
-           std::to_string(capability % 10) + " in this build";
+    return "this build has no code for compute capability " + std::to_string(capability / 10) + "." +
+           std::to_string(capability % 10);
   } catch (const DeviceError&) {
     return {};
   }
+}
+
+std::string unsuited_shared_memory(Device device, std::size_t needed) {
+  const std::size_t most = device_properties(device.index).shared_bytes;
+  if (most >= needed) return {};
+  return needs(std::to_string(needed) + " bytes of shared memory per CTA", std::to_string(most));
 }
 
 DeviceGuard::DeviceGuard(int index) {

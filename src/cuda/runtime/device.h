@@ -37,6 +37,9 @@ std::string reason_against_device(Device device, const Reason& reason) {
   }
 }
 
+/// Empty where a CTA may have so many bytes of shared memory on the device, else why not.
+std::string unsuited_shared_memory(Device device, std::size_t needed);
+
 /// For tests: makes device_properties(index) return these, unless it has been called before. The device need
 /// not exist.
 void assume_device(int index, const DeviceProperties& properties);

@@ -65,7 +65,7 @@ CUtensorMap encode(const Mapped& of) {
                 of.box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, of.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw DeviceError("a tensor's map: cuTensorMapEncodeTiled gave " + std::to_string(result));
+    throw DeviceError("cuTensorMapEncodeTiled failed with status " + std::to_string(result));
   }
   return map;
 }

@@ -39,8 +39,8 @@ void expect_no_code(std::span<const K> kernels, typename K::Problem problem) {
     if (!takes) continue;
     ++able;
     const bool composed = kernel.name == "chunked";  // of products, which it asks
-    EXPECT_EQ(reason,
-              composed ? "has no product on cuda:63" : "no code for compute capability 12.1 in this build")
+    EXPECT_EQ(reason, composed ? "no kernel of gemm computes its products on cuda:63"
+                               : "this build has no code for compute capability 12.1")
         << kernel.name;
   }
   EXPECT_GT(able, 0) << to_string(problem);
@@ -106,7 +106,7 @@ TEST(CublasLt, that_makes_no_handle_is_missing_and_says_why) {
     return 3;
   };
   CublasLt::Handle handle = nullptr;
-  EXPECT_EQ(make_handle(lt, handle), "cuBLASLt makes no handle here: status 3");
+  EXPECT_EQ(make_handle(lt, handle), "cuBLASLt failed to create a handle: status 3");
   EXPECT_EQ(handle, nullptr);
   lt.create = [](CublasLt::Handle* made) {
     *made = reinterpret_cast<CublasLt::Handle>(std::uintptr_t{64});

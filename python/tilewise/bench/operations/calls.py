@@ -38,7 +38,7 @@ def all_for(kind: type[Operation], device: torch.device) -> list[Implementation]
 
 def bind_ours(kernel: str, problem: Operation, arguments: Arguments) -> Call:
     if kernel == "reference" and problem.flops > REFERENCE_FLOPS:
-        raise CannotTake(f"slow, and not asked for more than {REFERENCE_FLOPS * 1e-9:g} GFLOP")
+        raise CannotTake(f"too slow for more than {REFERENCE_FLOPS * 1e-9:g} GFLOP")
     return functools.partial(problem.ours, "auto" if kernel == "tilewise" else kernel, *arguments.values)
 
 

@@ -53,7 +53,7 @@ class Ffn(Operation):
     def ours(self, kernel: str, *values: Any) -> Tensor:
         x, up, down, *gate = values
         if kernel == KEPT and self.direction == "forward":
-            raise CannotTake("a forward alone keeps nothing")
+            raise CannotTake("products are kept only for a backward pass")
         activation: Literal["silu", "gelu"] = "silu" if gate else "gelu"
         return tilewise.ffn(
             *(x, up, down),

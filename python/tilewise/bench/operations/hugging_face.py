@@ -35,7 +35,7 @@ def bind(problem: Operation, arguments: Arguments) -> Callable[[], Any]:
 
 def _layer(config: nn.LayerConfig) -> Any:
     if not (config.rotary_base and config.gated and config.norm == "rms"):
-        raise CannotTake("of Hugging Face's layers Llama's alone takes part")
+        raise CannotTake("of Hugging Face's layers only Llama's is measured")
     try:
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer
     except ImportError:

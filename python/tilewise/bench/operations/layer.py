@@ -71,7 +71,7 @@ class Layer(Operation):
     def ours(self, kernel: str, *values: Any) -> Any:
         x, layer = values
         if kernel == KEPT and self.direction == "forward":
-            raise CannotTake("a forward alone keeps nothing")
+            raise CannotTake("products are kept only for a backward pass")
         layer.ffn.keep_products = kernel == KEPT
         return layer(x)
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "attention/problem.h"
+#include "core/reasons.h"
 
 namespace tilewise::cuda {
 
@@ -15,15 +16,16 @@ namespace tilewise::cuda {
 inline std::string unsuited_16_bit_piece(const AttentionProblem& problem) {
   const PieceDetails& piece = problem.piece;
   const AttentionFeatures& features = problem.features;
-  if (piece.placed) return "counts positions of ALiBi and dropout from the first query, key and head alone";
-  if (piece.wide_statistics) return "takes lse in f32 alone";
+  if (piece.placed) return "does not support ALiBi or dropout in pieces with offsets or steps";
+  if (piece.wide_statistics) return "needs lse in f32, got f64";
   if (piece.share_of_keys && (features.alibi || features.mask == MaskKind::additive)) {
     // Rows of a large LSE need the softmax of all their keys again (far_rows.cuh), and a share has only some.
-    return "takes shares of keys without ALiBi and additive masks, beside which lse may be large";
+    return "needs all keys of each query in backward with ALiBi or an additive mask";
   }
   constexpr std::int64_t most_length = std::int64_t{1} << 30;  // positions off the diagonal fit into 32 bits
-  if (piece.off_diagonal && std::max(problem.length_q, problem.length_k) > most_length) {
-    return "takes bands off the diagonal of sequences to 2^30";
+  const std::int64_t length = std::max(problem.length_q, problem.length_k);
+  if (piece.off_diagonal && length > most_length) {
+    return supports_up_to("sequence lengths", most_length, length, " if the band is off the diagonal");
   }
   return {};
 }

@@ -9,7 +9,7 @@ namespace {
 
 std::string supports_fused(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   if (problem.layout == Layout::paged && problem.pass == Pass::backward) return "paged keys have no backward";
   return {};
 }
@@ -17,9 +17,9 @@ std::string supports_fused(const AttentionProblem& problem) {
 std::string supports_dense(const AttentionProblem& problem) {
   if (const std::string reason = supports_fused(problem); !reason.empty()) return reason;
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
-  if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
-  if (problem.features.logit_scale) return "takes no logit scale";
-  return problem.features.block_mask ? "takes no block mask" : "";
+  if (problem.layout != Layout::dense) return "supports dense tensors only, not packed or paged ones";
+  if (problem.features.logit_scale) return "does not support a logit scale";
+  return problem.features.block_mask ? "does not support block masks" : "";
 }
 
 // Makes the call's device current around one of the two passes.

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "attention/kernel.h"
+#include "core/reasons.h"
 #include "cuda/attention/common/backward/ordered_starts.h"
 #include "cuda/attention/common/f32/limits.h"
 #include "cuda/attention/common/pieces.h"
@@ -17,42 +18,32 @@ namespace {
 
 std::string supports_backward(const AttentionProblem& problem) {
   if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
-  const std::size_t needed = mma::backward_shared_bytes(problem);
-  if (device_properties(problem.device.index).shared_bytes < needed) {
-    return "backward needs " + std::to_string(needed) + " bytes of shared memory a block";
-  }
-  return {};
+  return unsuited_shared_memory(problem.device, mma::backward_shared_bytes(problem));
 }
 
 // Why the f32 backward kernel cannot take a problem; empty where it can.
 std::string supports_f32_backward(const AttentionProblem& problem) {
   if (problem.length_q < mma_f32::few_backward_queries) {
-    return "f32 backward takes " + std::to_string(mma_f32::few_backward_queries) + " queries or more";
+    return "f32 backward " +
+           needs("at least " + std::to_string(mma_f32::few_backward_queries) + " queries", problem.length_q);
   }
-  if (problem.features.sinks) return "f32 backward takes causal, window and lengths alone, no other feature";
+  if (problem.features.sinks) return "f32 backward does not support sinks";
   if (problem.backward.deterministic) return "f32 backward is not deterministic";
   if (!problem.backward.aligned_rows || problem.dim_qk % 4 != 0 || problem.dim_v % 4 != 0) {
-    return "f32 backward takes rows aligned to 16 bytes, of head dims that are multiples of 4";
+    return "f32 backward needs head dims in multiples of 4 and rows that start at multiples of 16 bytes";
   }
-  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  if (problem.backward.repeated_keys) return "backward does not support keys or values that repeat one row";
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   if (mma_f32::backward_dim(dim) == 0) {
-    return "f32 backward takes head dims to " + std::to_string(mma_f32::most_backward_dim());
+    return "f32 backward " + supports_up_to("head dims", mma_f32::most_backward_dim(), dim);
   }
-  const std::size_t needed = mma_f32::backward_shared_bytes(dim);
-  if (device_properties(problem.device.index).shared_bytes < needed) {
-    return "f32 backward needs " + std::to_string(needed) + " bytes of shared memory a block";
-  }
-  return {};
+  return unsuited_shared_memory(problem.device, mma_f32::backward_shared_bytes(dim));
 }
 
 // GPUs of capability 8.6 and 8.9 have shared memory for head dims up to 128.
 std::string supports_f32_forward(const AttentionProblem& problem) {
-  const std::size_t needed = mma_f32::forward_shared_bytes(std::max(problem.dim_qk, problem.dim_v));
-  if (device_properties(problem.device.index).shared_bytes < needed) {
-    return "f32 forward needs " + std::to_string(needed) + " bytes of shared memory a block";
-  }
-  return {};
+  return unsuited_shared_memory(problem.device,
+                                mma_f32::forward_shared_bytes(std::max(problem.dim_qk, problem.dim_v)));
 }
 
 std::string supports_f32(const AttentionProblem& problem) {
@@ -62,20 +53,18 @@ std::string supports_f32(const AttentionProblem& problem) {
 
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   const std::string piece =
       problem.dtype == DType::f32 ? unsuited_piece(problem) : unsuited_16_bit_piece(problem);
   if (!piece.empty()) return piece;
-  if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
-    return "takes head dims to " + std::to_string(mma::most_dim);
-  }
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (dim > mma::most_dim) return supports_up_to("head dims", mma::most_dim, dim);
   // Positions fit into 32 bits, also those in a tile past the end.
   constexpr std::int64_t most_length = 0x7fffffff - 256;
-  if (problem.length_q > most_length || problem.length_k > most_length) {
-    return "takes sequences to 2^31 - 257";
-  }
+  const std::int64_t length = std::max(problem.length_q, problem.length_k);
+  if (length > most_length) return supports_up_to("sequence lengths", most_length, length);
   return reason_against_device(problem.device, [&](const DeviceProperties& device) -> std::string {
-    if (device.compute_capability < 80) return "needs compute capability 8.0";
+    if (device.compute_capability < 80) return "needs compute capability 8.0 or higher";
     if (problem.dtype == DType::f32) return supports_f32(problem);
     return problem.pass == Pass::backward ? supports_backward(problem) : "";
   });
@@ -110,7 +99,8 @@ std::string yields(const AttentionProblem& problem) {
   constexpr std::int64_t few_pairs = 64 * 64;
   if (problem.pass == Pass::backward && mma::few_gradients(problem) &&
       problem.length_q * problem.length_k <= few_pairs) {
-    return "leaves backward of few results and " + std::to_string(few_pairs) + " pairs a head to fused";
+    return "fused is faster for backward of small gradients and at most " + std::to_string(few_pairs) +
+           " query-key pairs per head";
   }
   return {};
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention/kernel.h"
+#include "core/reasons.h"
 #include "cuda/attention/common/backward/backward.h"
 #include "cuda/attention/common/backward/ordered_starts.h"
 #include "cuda/attention/common/f32/limits.h"
@@ -22,55 +23,62 @@ namespace {
 
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.mask != MaskKind::none) return "takes no masks beside block masks";
-  if (problem.piece.wide_rows) return "takes block masks with results in the type of q alone";
-  if (features.dropout && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_blocks_and_dropout) {
-    return "takes block masks with dropout with head dims to " +
-           std::to_string(wgmma::most_dim_with_blocks_and_dropout);
+  if (features.mask != MaskKind::none) return "does not support a mask together with a block mask";
+  if (problem.piece.wide_rows) return "needs o in the type of q with a block mask, got f32";
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (features.dropout && dim > wgmma::most_dim_with_blocks_and_dropout) {
+    return supports_up_to("head dims", wgmma::most_dim_with_blocks_and_dropout, dim,
+                          " with a block mask and dropout");
   }
   const auto suits = [](std::int64_t block, std::int64_t all) {
     return block % wgmma::block_multiple == 0 || block >= all;
   };
   if (!suits(problem.block_q, problem.length_q) || !suits(problem.block_k, problem.length_k)) {
     const std::string multiple = std::to_string(wgmma::block_multiple);
-    return "takes block masks of blocks of multiples of " + multiple + " queries and keys, or of all";
+    return "needs mask blocks in multiples of " + multiple +
+           " queries and keys, or of the whole length, got " + std::to_string(problem.block_q) + " x " +
+           std::to_string(problem.block_k);
   }
   if (!problem.aligned_tiles) {
-    return "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone";
+    return "needs contiguous rows of block-mask tiles that start at multiples of 16 bytes";
   }
   return {};
 }
 
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (problem.layout == Layout::paged) return "takes no pages";
+  if (problem.layout == Layout::paged) return "does not support paged keys";
   if (features.block_mask) {
     if (const std::string reason = unsuited_blocks(problem); !reason.empty()) return reason;
   }
   const bool masked = features.mask != MaskKind::none || features.dropout;
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   if (problem.piece.wide_rows) {
-    if (masked) return "takes masks and dropout with results in the type of q alone";
-    if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_of_decode) {
-      return "takes f32 results with head dims to " + std::to_string(wgmma::most_dim_of_decode);
+    if (masked) return "needs o in the type of q with a mask or dropout, got f32";
+    if (dim > wgmma::most_dim_of_decode) {
+      return supports_up_to("head dims", wgmma::most_dim_of_decode, dim, " with o in f32");
     }
   }
-  if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
-    return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
+  if (features.softcap && dim > wgmma::most_dim_with_softcap) {
+    return supports_up_to("head dims", wgmma::most_dim_with_softcap, dim, " with softcap");
   }
   return {};
 }
 
 // The reason why results would not be exact enough for strict precision; empty if they are.
 std::string too_inexact(const AttentionProblem& problem) {
-  if (mma::few_results(problem.heads_q * problem.queries, problem.dim_v)) {
-    return "rounds weights, which results are too few for in strict precision";
+  const std::int64_t rows = problem.heads_q * problem.queries;
+  if (mma::few_results(rows, problem.dim_v)) {
+    return "rounds P to 16 bits, too inexact in strict precision for " + std::to_string(rows) + " rows of " +
+           std::to_string(problem.dim_v) + " results";
   }
   // Tensor cores truncate sums, and the kernel corrects that only on average. In 9 of 2,876 random problems,
   // all of 256 dims and 99 to 544 rows, the error of LSE was above twice that of the math path.
   constexpr std::int64_t few_rows = 1024;
-  if (std::max(problem.dim_qk, problem.dim_v) > 128 && problem.heads_q * problem.queries < few_rows) {
-    return "takes head dims beyond 128 in strict precision from " + std::to_string(few_rows) +
-           " rows of queries on";
+  if (std::max(problem.dim_qk, problem.dim_v) > 128 && rows < few_rows) {
+    return needs("at least " + std::to_string(few_rows) +
+                     " query rows in total for head dims above 128 in strict precision",
+                 rows);
   }
   // The same happened in 7 of 3,577 problems with more rows, also of 256 dims, and few keys: at most 94,000
   // pairs, and 240,000 in a test. The pairs that a block mask leaves are not counted: assume one block per
@@ -79,47 +87,47 @@ std::string too_inexact(const AttentionProblem& problem) {
   const std::int64_t keys = problem.features.block_mask
                                 ? std::min<std::int64_t>(problem.most_keys, wgmma::block_multiple)
                                 : std::max<std::int64_t>(problem.most_keys, 1);
-  if (problem.dim_qk > 192 && problem.heads_q * problem.queries < few_pairs / keys) {
-    return "takes head dims beyond 192 in strict precision from 2^20 pairs of queries and keys on";
+  if (problem.dim_qk > 192 && rows < few_pairs / keys) {
+    return "needs at least 2^20 query-key pairs for head dims above 192 in strict precision";
   }
   return {};
 }
 
 std::string unsuited_shape(const AttentionProblem& problem) {
-  if (problem.dim_qk > wgmma::most_dim || problem.dim_v > wgmma::most_dim) {
-    return "takes head dims to " + std::to_string(wgmma::most_dim);
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (dim > wgmma::most_dim) return supports_up_to("head dims", wgmma::most_dim, dim);
+  const std::int64_t length = std::max(problem.length_q, problem.length_k);
+  if (length >= wgmma::BandOfKeys::most) {
+    return supports_up_to("sequence lengths", wgmma::BandOfKeys::most - 1, length);
   }
-  if (problem.length_q >= wgmma::BandOfKeys::most || problem.length_k >= wgmma::BandOfKeys::most) {
-    return "takes sequences of fewer than 2^29";
-  }
-  if (problem.length_k == 0) return "takes no less than one key";
-  if (problem.length_q <= wgmma::few_queries &&
-      problem.length_q * wgmma::packed_heads(problem) < wgmma::few_rows) {
-    return "leaves " + std::to_string(wgmma::few_queries) + " queries and fewer to mma, unless they are " +
-           std::to_string(wgmma::few_rows) + " with those of heads that share keys";
+  if (problem.length_k == 0) return "needs at least one key";
+  const std::int64_t packed_rows = problem.length_q * wgmma::packed_heads(problem);
+  if (problem.length_q <= wgmma::few_queries && packed_rows < wgmma::few_rows) {
+    return "needs more than " + std::to_string(wgmma::few_queries) + " queries, or " +
+           std::to_string(wgmma::few_rows) + " rows with packed GQA, got " +
+           std::to_string(problem.length_q) + " and " + std::to_string(packed_rows);
   }
   if (problem.queries > 0x7fffffff ||
       problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
-    return "takes fewer than 2^31 queries, and tiles of them";
+    return "supports fewer than 2^31 queries and query tiles";
   }
   if (problem.strict) {
     if (const std::string reason = too_inexact(problem); !reason.empty()) return reason;
   }
-  if (!problem.aligned)
-    return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
-  if (!problem.mask_in_rows) return "takes masks whose keys lie together, or share an element";
-  if (!problem.usual_scale) return "takes scales above 1e-20";
+  if (!problem.aligned) {
+    return "needs rows of q, k and v that start at multiples of 16 bytes, without negative strides";
+  }
+  if (!problem.mask_in_rows) return "needs a mask whose last dimension is contiguous or broadcast";
+  if (!problem.usual_scale) return "needs a scale of at least 1e-20";
   return {};
 }
 
 std::string unsuited_f32(const AttentionProblem& problem) {
-  if (problem.dim_qk > wgmma_f32::most_dim || problem.dim_v > wgmma_f32::most_dim) {
-    return "takes f32 with head dims to " + std::to_string(wgmma_f32::most_dim);
-  }
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (dim > wgmma_f32::most_dim) return supports_up_to("head dims", wgmma_f32::most_dim, dim, " in f32");
   constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
-  if (problem.length_q > most_length || problem.length_k > most_length) {
-    return "takes sequences to 2^31 - 257";
-  }
+  const std::int64_t length = std::max(problem.length_q, problem.length_k);
+  if (length > most_length) return supports_up_to("sequence lengths", most_length, length);
   return mma_f32::unsuited(problem);
 }
 
@@ -132,7 +140,7 @@ std::string unsuited_backward(const AttentionProblem& problem) {
 std::string unsuited_capability(const AttentionProblem& problem) {
   try {
     if (device_properties(problem.device.index).compute_capability != 90) {
-      return "needs compute capability 9.0, which alone has its instructions";
+      return "needs compute capability 9.0 (Hopper)";
     }
   } catch (const DeviceError& error) {
     return error.what();
@@ -142,17 +150,17 @@ std::string unsuited_capability(const AttentionProblem& problem) {
 
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   const std::string piece =
       problem.dtype == DType::f32 ? unsuited_piece(problem) : unsuited_16_bit_piece(problem);
   if (!piece.empty()) return piece;
 #ifndef TILEWISE_HAS_WGMMA
-  return "was built without code for sm_90a";
+  return "this build has no code for sm_90a";
 #endif
   if (problem.pass == Pass::backward) {
     if (const std::string reason = unsuited_backward(problem); !reason.empty()) return reason;
   } else if (problem.heads_q * problem.queries == 0) {
-    return "takes no less than one query";  // an empty tensor has no map
+    return "needs at least one query";  // an empty tensor has no map
   } else if (problem.dtype == DType::f32) {
     if (const std::string reason = unsuited_f32(problem); !reason.empty()) return reason;
   } else {
@@ -238,10 +246,12 @@ std::string yields_masked(const AttentionProblem& problem) {
   const std::int64_t rows = problem.heads_q * problem.queries;
   const int multiprocessors = device_properties(problem.device.index).multiprocessors;
   if (problem.features.dropout && rows < 64 * multiprocessors) {
-    return "leaves dropout of so few queries to mma, which cuts their keys into parts";
+    return "mma is faster for dropout with so few query rows (" + std::to_string(rows) +
+           "): it splits the keys";
   }
   if (problem.features.mask != MaskKind::none && rows <= 16 * multiprocessors && problem.length_k >= 2048) {
-    return "leaves masks of so few queries and many keys to mma, which cuts these into parts";
+    return "mma is faster for masks with so few query rows (" + std::to_string(rows) + ") and " +
+           std::to_string(problem.length_k) + " keys: it splits the keys";
   }
   return {};
 }
@@ -253,7 +263,8 @@ std::string yields_backward(const AttentionProblem& problem) {
   const std::int64_t keys = std::max(problem.dim_qk, problem.dim_v) > 128 ? 64 : 128;
   const std::int64_t ctas = problem.heads_kv * ((problem.keys + keys - 1) / keys);
   if (4 * ctas < 3 * device_properties(problem.device.index).multiprocessors) {
-    return "leaves backward of so few keys to mma, which cuts their queries into parts";
+    return "mma is faster for backward of so few keys (" + std::to_string(ctas) +
+           " key tiles): it splits the queries";
   }
   return {};
 }
@@ -265,7 +276,8 @@ std::string yields(const AttentionProblem& problem) {
   constexpr std::int64_t rows = 64;
   const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;
   if (4 * blocks < 3 * device_properties(problem.device.index).multiprocessors) {
-    return "leaves f32 of so few queries to mma, whose blocks are smaller";
+    return "mma is faster for f32 with so few queries (" + std::to_string(blocks) +
+           " query tiles): its tiles are smaller";
   }
   return mma_f32::too_few_pairs(problem);
 }
@@ -279,10 +291,10 @@ std::string trial(const AttentionProblem& problem) {
   if (problem.features.block_mask) return "block masks";
   if (!wgmma::combined(problem)) return {};
   if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
-    return "masks and dropout with head dims beyond " + std::to_string(wgmma::most_dim_with_mask);
+    return "masks and dropout with head dims above " + std::to_string(wgmma::most_dim_with_mask);
   }
-  if (!problem.aligned_mask) return "masks whose rows do not begin at multiples of 16 bytes";
-  return "masks and dropout beside other features";
+  if (!problem.aligned_mask) return "masks without contiguous rows that start at multiples of 16 bytes";
+  return "masks and dropout together with other features";
 }
 
 #ifdef TILEWISE_HAS_TRIAL_KERNELS
@@ -306,7 +318,7 @@ struct TrialBackward {
     launch_backward(call, context, *run);
   }
   static std::string on_trial(const AttentionProblem& problem) {
-    return problem.pass == Pass::backward ? "backward" : "what wgmma takes forward";
+    return problem.pass == Pass::backward ? "backward" : "forward, which is wgmma's";
   }
   static constexpr AttentionKernel named(std::string_view name) {
     return {.name = name,
@@ -326,7 +338,7 @@ std::string supports_halves(const AttentionProblem& problem) {
   if (const std::string reason = wgmma_halves::unsuited(problem); !reason.empty()) return reason;
   return unsuited_capability(problem);
 }
-std::string halves_on_trial(const AttentionProblem&) { return "head dims beyond 256"; }
+std::string halves_on_trial(const AttentionProblem&) { return "head dims above 256"; }
 std::size_t halves_workspace(const AttentionCall&, const Context&) { return 0; }
 void launch_halves(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);

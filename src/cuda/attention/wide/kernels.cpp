@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "attention/kernel.h"
+#include "core/reasons.h"
 #include "cuda/attention/wide/wide.h"
 #include "cuda/runtime/device.h"
 
@@ -10,17 +13,18 @@ constexpr std::int64_t least_work = std::int64_t{1} << 25;
 
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
-  if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
-  if (problem.features.block_mask) return "takes no block mask";
-  if (problem.features.logit_scale) return "takes no logit scale: its products have one scale for all heads";
-  if (problem.features.key_lengths) return "takes no key lengths: it would read the keys past them";
-  if (problem.features.mask_gradient) return "keeps no score gradients for a mask's";
-  if (std::max(problem.dim_qk, problem.dim_v) <= 128) return "is for head dims above 128";
+  if (problem.layout != Layout::dense) return "supports dense tensors only, not packed or paged ones";
+  if (problem.features.block_mask) return "does not support block masks";
+  if (problem.features.logit_scale) return "does not support a logit scale: its heads share one scale";
+  if (problem.features.key_lengths) return "does not support key lengths: it would read the keys past them";
+  if (problem.features.mask_gradient) return "does not support the gradient of a mask";
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (dim <= 128) return needs("a head dim above 128", dim);
   const std::int64_t dims = problem.dim_qk + problem.dim_v;
   if (problem.length_q * problem.length_k < (least_work + dims - 1) / dims) {
-    return "launches products for each head, for which heads are too small";
+    return needs("Sq * Sk * (D + Dv) of at least 2^25", problem.length_q * problem.length_k * dims);
   }
   return {};
 }

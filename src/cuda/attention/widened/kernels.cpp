@@ -12,11 +12,11 @@ namespace {
 
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (!problem.strict) return "computes f16 and bf16 in f32, which strict precision alone asks for";
+  if (!problem.strict) return "is for f16 and bf16 in strict precision only";
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   // Without tensor cores, copies would gain nothing over the fused kernel, which widens as it reads.
   const std::string reason = mma_attention.supports(widened::problem_in_f32(problem, problem.pass));
-  return reason.empty() ? "" : "leaves f32 to mma, which " + reason;
+  return reason.empty() ? "" : "computes in f32 with mma: " + reason;
 }
 
 std::string yields(const AttentionProblem& problem) {

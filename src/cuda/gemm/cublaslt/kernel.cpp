@@ -1,4 +1,8 @@
 #include "gemm/kernel.h"
+
+#include <algorithm>
+
+#include "core/reasons.h"
 #include "cuda/gemm/cublaslt/cublaslt.h"
 #include "cuda/gemm/sm90/tiles/choice.h"
 #include "cuda/runtime/cublaslt.h"
@@ -10,27 +14,29 @@ namespace {
 std::string supports(const GemmProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
+    return needs("f16 or bf16", to_string(problem.dtype));
   }
-  if (problem.out_dtype != problem.dtype) return "sums up in tensor cores, which f32 is too precise for";
-  if (problem.gated) return "has no gates";
+  if (problem.out_dtype != problem.dtype)
+    return "accumulates in tensor cores, which is too inexact for f32 results";
+  if (problem.gated) return "does not support a gate";
   if (problem.activation != Activation::none && (problem.residual || problem.accumulate)) {
-    return "adds a residual before an activation";
+    return "does not support an activation together with a residual or accumulate";
   }
-  if (problem.k == 0) return "takes no less than one summand";
-  if (problem.residual && problem.accumulate) return "adds a residual or accumulates, not both";
+  if (problem.k == 0) return "needs K >= 1";
+  if (problem.residual && problem.accumulate) return "does not support a residual together with accumulate";
   if (!problem.as_blas) {
-    return "takes rows that do not overlap, and a bias in the type of a from a multiple of 16 bytes on, "
-           "alone";
+    return "needs rows that do not overlap, and a contiguous bias in the type of a that starts at a multiple "
+           "of 16 bytes";
   }
   if (problem.bias && !problem.aligned) {
-    return "takes a bias where rows begin at multiples of 16 bytes alone: else it is less exact";
+    return "needs rows that start at multiples of 16 bytes with a bias: it is less exact otherwise";
   }
   constexpr std::int64_t most = std::int64_t{1} << 30;
-  if (problem.m > most || problem.n > most || problem.k > most) return "takes dimensions to 2^30";
+  const std::int64_t extent = std::max({problem.m, problem.n, problem.k});
+  if (extent > most) return supports_up_to("M, N and K", most, extent);
   try {
     if (device_properties(problem.device.index).compute_capability < 80)
-      return "needs compute capability 8.0";
+      return "needs compute capability 8.0 or higher";
   } catch (const DeviceError& error) {
     return error.what();
   }
@@ -43,10 +49,12 @@ std::string yields(const GemmProblem& problem) {
   if (!wgmma_gemm.supports(problem).empty()) return {};
   constexpr std::int64_t few_summands = 2048;
   if (problem.k < few_summands) return {};
-  if (problem.activation != Activation::none) return "leaves activations of long sums to wgmma";
+  if (problem.activation != Activation::none) {
+    return "wgmma is faster for activations with K >= " + std::to_string(few_summands);
+  }
   if (!problem.a_by_rows || !problem.b_by_rows) {
     constexpr std::int64_t large = std::int64_t{1} << 25;
-    return problem.m * problem.n < large ? "" : "leaves large results of factors by columns to wgmma";
+    return problem.m * problem.n < large ? "" : "wgmma is faster for large results of column-major matrices";
   }
   const int multiprocessors = device_properties(problem.device.index).multiprocessors;
   const gemm::GemmConfig& tile = gemm::Plain::rows[gemm::choose_row<gemm::Plain>(problem, multiprocessors)];
@@ -55,8 +63,8 @@ std::string yields(const GemmProblem& problem) {
   const bool pairs = tile.pair == gemm::Pair::shares_b && full;
   const bool wide = tile.columns == 192 && problem.k >= 4096 && full;  // K = 3072 is too small
   if (pairs || wide || tile.row_tiles * tile.columns >= 2 * 168) {
-    return "leaves what fills tiles of " + std::to_string(tile.rows_together()) + " x " +
-           std::to_string(tile.columns) + " to wgmma";
+    return "wgmma is faster: its tiles of " + std::to_string(tile.rows_together()) + " x " +
+           std::to_string(tile.columns) + " fill the SMs";
   }
   return {};
 }

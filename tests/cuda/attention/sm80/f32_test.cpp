@@ -278,7 +278,7 @@ TEST_F(MmaF32, SaysWhatItDoesNotTake) {
   EXPECT_NE(reason_against(featured_problem(1, DType::f32, usual), "mma").find("feature"), std::string::npos);
   problem = dense_problem(1, DType::f32, usual);
   problem.v = Buffer(DType::f32, problem.v.shape(), {.expanded = {2}});
-  EXPECT_NE(reason_against(problem, "mma").find("values that are one row"), std::string::npos);
+  EXPECT_NE(reason_against(problem, "mma").find("values that repeat one row"), std::string::npos);
 }
 
 }  // namespace

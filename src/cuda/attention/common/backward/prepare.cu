@@ -1,3 +1,4 @@
+#include "core/reasons.h"
 #include "cuda/attention/common/backward/backward.h"
 #include "cuda/attention/common/backward/batch_rows.cuh"
 #include "cuda/attention/common/backward/far_rows.cuh"
@@ -218,18 +219,17 @@ std::string unsuited_backward(const AttentionProblem& problem) {
   if (problem.layout == Layout::paged) return "paged keys have no backward";
   // dS of equal keys sums to 0, and so does dS of an only key. Here it would be the difference of dP and
   // delta, which is their rounding error.
-  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
-  if (problem.most_keys <= 1) return "backward takes queries that may see more than one key";
+  if (problem.backward.repeated_keys) return "backward does not support keys or values that repeat one row";
+  if (problem.most_keys <= 1) return "backward " + needs("at least 2 keys per query", problem.most_keys);
   // delta has the rounding error of O. Where one key has nearly all of a row's weight, dS is no larger than
   // that error. If there are few rows, all may be of this kind, and nothing averages out. PyTorch's path
   // computes delta from P and dP.
   constexpr std::int64_t few_rows = 128;
-  if (problem.heads_q * problem.queries < few_rows) {
-    return "backward takes " + std::to_string(few_rows) +
-           " rows of queries or more, of all heads and batch entries together";
+  const std::int64_t rows = problem.heads_q * problem.queries;
+  if (rows < few_rows) {
+    return "backward " + needs("at least " + std::to_string(few_rows) + " query rows in total", rows);
   }
-  if (problem.strict)
-    return "backward rounds weights and score gradients, which strict precision does not allow";
+  if (problem.strict) return "backward rounds P and dS to 16 bits, which strict precision does not allow";
   return {};
 }
 

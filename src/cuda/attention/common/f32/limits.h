@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "attention/problem.h"
+#include "core/reasons.h"
 #include "cuda/attention/common/f32/split_rows.h"
 
 namespace tilewise::cuda::mma_f32 {
@@ -15,20 +17,20 @@ inline std::string unsuited(const AttentionProblem& problem) {
   constexpr std::int64_t few_dims = 32;
   constexpr std::int64_t few_queries = 32;
   constexpr std::int64_t few_elements = 4096;
-  if (problem.layout == Layout::paged) return "takes no paged f32";
+  if (problem.layout == Layout::paged) return "does not support paged keys in f32";
   if (problem.features.needs_more_than_band()) {
-    return "takes f32 with causal, window, lengths and sinks alone, no other feature";
+    return "supports no features in f32 other than causal, window, lengths and sinks";
   }
-  if (problem.repeated_values) return "takes no f32 values that are one row repeated";
-  if (!problem.usual_scale) return "takes f32 with scales above 1e-20 alone";
+  if (problem.repeated_values) return "does not support f32 values that repeat one row";
+  if (!problem.usual_scale) return "needs a scale of at least 1e-20 in f32";
   if (problem.dim_qk < few_dims || problem.dim_v < few_dims) {
-    return "takes f32 with head dims from " + std::to_string(few_dims) + " on";
+    return needs("head dims of at least " + std::to_string(few_dims) + " in f32",
+                 std::min(problem.dim_qk, problem.dim_v));
   }
   if (problem.length_q < few_queries || problem.most_keys <= few_keys ||
       problem.batch * problem.heads_q * problem.length_q * problem.dim_v < few_elements) {
-    return "takes f32 with " + std::to_string(few_queries) + " queries or more, more than " +
-           std::to_string(few_keys) + " keys that a query may see, and results of at least " +
-           std::to_string(few_elements) + " elements";
+    return "needs at least " + std::to_string(few_queries) + " queries, " + std::to_string(few_keys + 1) +
+           " keys per query and " + std::to_string(few_elements) + " elements of o in f32";
   }
   return {};
 }
@@ -39,7 +41,7 @@ inline std::string unsuited(const AttentionProblem& problem) {
 inline std::string too_few_pairs(const AttentionProblem& problem) {
   constexpr std::int64_t few_pairs = std::int64_t{1} << 22;
   return problem.queries * problem.heads_q * problem.most_keys < few_pairs
-             ? "leaves fewer than 2^22 pairs of f32 to fused, which is faster there"
+             ? "fused is faster for f32 with fewer than 2^22 query-key pairs"
              : "";
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/reasons.h"
 #include "cuda/attention/sm90/backward/run.cuh"
 
 namespace tilewise::cuda::wgmma_backward {
@@ -14,52 +15,55 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
   };
   if (!suits(problem.block_q, problem.length_q, c.queries) ||
       !suits(problem.block_k, problem.length_k, c.keys)) {
-    return "takes block masks of blocks of multiples of " + std::to_string(c.queries) + " queries and " +
-           std::to_string(c.keys) + " keys, or of all";
+    return "needs mask blocks in multiples of " + std::to_string(c.queries) + " queries and " +
+           std::to_string(c.keys) + " keys, or of the whole length, got " + std::to_string(problem.block_q) +
+           " x " + std::to_string(problem.block_k);
   }
   if (stages_of(c, problem).mask == 0) {
-    return "has no shared memory for a block mask, a mask of f32 and dropout with head dims of 65 to 128";
+    return "lacks shared memory for a block mask, an f32 mask and dropout with head dims of 65 to 128";
   }
   return {};
 }
 
 std::string unsuited_features(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.logit_scale) return "backward takes no logit scale";
+  if (features.logit_scale) return "backward does not support a logit scale";
   if (is_general(problem) && (problem.piece.wide_rows || problem.piece.share_of_keys))
-    return "backward takes pieces with causal, windows and lengths alone";
+    return "backward supports no features in pieces other than causal, window and lengths";
   if (features.mask != MaskKind::none && problem.layout == Layout::packed)
-    return "takes no mask of packed sequences";
+    return "does not support masks with packed sequences";
   return features.block_mask ? unsuited_blocks(problem) : "";
 }
 
 }  // namespace
 
 std::string unsuited(const AttentionProblem& problem) {
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "takes f16 and bf16";
-  if (problem.strict) return "rounds weights and score gradients, which strict precision does not allow";
-  if (problem.layout == Layout::paged) return "takes no pages";
-  if (problem.dim_qk > most_dim || problem.dim_v > most_dim)
-    return "takes head dims to " + std::to_string(most_dim);
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16)
+    return needs("f16 or bf16", to_string(problem.dtype));
+  if (problem.strict) return "backward rounds P and dS to 16 bits, which strict precision does not allow";
+  if (problem.layout == Layout::paged) return "paged keys have no backward";
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (dim > most_dim) return supports_up_to("head dims", most_dim, dim);
   if (const std::string reason = unsuited_features(problem); !reason.empty()) return reason;
   if (problem.dim_qk % 8 != 0 || problem.dim_v % 8 != 0 || !problem.aligned ||
       !problem.backward.aligned_rows || !problem.backward.ordered_rows) {
-    return "copies rows from multiples of 16 bytes, with such strides, alone";
+    return "backward needs head dims in multiples of 8 and rows that start at multiples of 16 bytes, without "
+           "negative strides";
   }
   constexpr std::int64_t most_length = 1 << 29;  // positions, tiles past the end too, fit 32 bits
-  if (problem.length_q >= most_length || problem.length_k >= most_length)
-    return "takes sequences of fewer than 2^29";
+  const std::int64_t length = std::max(problem.length_q, problem.length_k);
+  if (length >= most_length) return supports_up_to("sequence lengths", most_length - 1, length);
   constexpr std::int64_t most = 0x7fffffff;
   if (problem.batch * problem.heads_q * (problem.length_q / 64 + 1) > most)
-    return "takes fewer than 2^31 tiles";
+    return "supports fewer than 2^31 query tiles";
   if (std::max(problem.queries, problem.keys) > most)
-    return "takes fewer than 2^31 queries and keys of a head";
-  if (problem.length_q == 0 || problem.length_k == 0) return "takes no less than one query and one key";
+    return "supports fewer than 2^31 queries and keys per head";
+  if (problem.length_q == 0 || problem.length_k == 0) return "needs at least one query and one key";
   return {};
 }
 
 std::string trial(const AttentionProblem& problem) {
-  return has_separate_dmask(problem) ? "gradients of masks whose elements pairs share, or beside softcap" : "";
+  return has_separate_dmask(problem) ? "gradients of masks that are broadcast or used with softcap" : "";
 }
 
 std::size_t backward_workspace(const AttentionCall& call) { return workspace_bytes<Configs>(call); }

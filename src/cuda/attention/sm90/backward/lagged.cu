@@ -5,11 +5,11 @@ namespace tilewise::cuda::wgmma_backward {
 
 std::string unsuited_lagged(const AttentionProblem& problem) {
   if (const std::string reason = unsuited(problem); !reason.empty()) return reason;
-  if (!is_general(problem)) return "takes calls with features alone";
+  if (!is_general(problem)) return "needs a mask, dropout, softcap, ALiBi or sinks";
   if (has_separate_dmask(problem))
-    return "leaves gradients of masks that pairs share, or beside softcap, to wgmma";
+    return "does not support gradients of masks that are broadcast or used with softcap";
   if (stages_of(LaggedConfigs::rows[row_of<LaggedConfigs>(problem)], problem).mask == 0) {
-    return "has no shared memory for these features together";
+    return "lacks shared memory for these features together";
   }
   return {};
 }

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "core/reasons.h"
 #include "cuda/attention/sm90/forward/choice.h"
 #include "cuda/attention/sm90/forward/output.cuh"
 #include "cuda/ptx/barrier.cuh"
@@ -539,26 +540,30 @@ void run(const AttentionCall& call, const Context& context) {
 
 std::string unsuited(const AttentionProblem& problem) {
   if (problem.pass == Pass::backward) return "has no backward";
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "needs f16 or bf16";
-  if (problem.strict) return "has no strict precision";
-  if (problem.layout != Layout::dense) return "needs dense tensors, not packed or paged ones";
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return needs("f16 or bf16", to_string(problem.dtype));
+  }
+  if (problem.strict) return "does not support strict precision";
+  if (problem.layout != Layout::dense) return "supports dense tensors only, not packed or paged ones";
   const AttentionFeatures& features = problem.features;
   if (features.needs_more_than_band() || features.sinks || features.key_lengths || problem.piece.wide_rows) {
-    return "takes causal and windows, and no other feature";
+    return "supports no features other than causal and window";
   }
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   if (dim <= wgmma::most_dim || dim > most_dim) {
-    return "needs head dims of " + std::to_string(wgmma::most_dim + 1) + " to " + std::to_string(most_dim);
+    return needs("head dims of " + std::to_string(wgmma::most_dim + 1) + " to " + std::to_string(most_dim),
+                 dim);
   }
-  if (problem.length_q == 0 || problem.length_k == 0) return "needs a query and a key";
-  if (problem.length_q >= BandOfKeys::most || problem.length_k >= BandOfKeys::most) {
-    return "needs sequences shorter than 2^29";
-  }
+  if (problem.length_q == 0 || problem.length_k == 0) return "needs at least one query and one key";
+  const std::int64_t length = std::max(problem.length_q, problem.length_k);
+  if (length >= BandOfKeys::most) return supports_up_to("sequence lengths", BandOfKeys::most - 1, length);
   if (problem.heads_q * problem.batch * ((problem.length_q + 63) / 64) > 0x7fffffff) {
-    return "needs fewer than 2^31 tiles of 64 queries";
+    return "supports fewer than 2^31 query tiles";
   }
-  if (!problem.aligned) return "needs rows of q, k and v that begin at multiples of 16 bytes";
-  if (!problem.usual_scale) return "needs a scale above 1e-20";
+  if (!problem.aligned) {
+    return "needs rows of q, k and v that start at multiples of 16 bytes, without negative strides";
+  }
+  if (!problem.usual_scale) return "needs a scale of at least 1e-20";
   return {};
 }
 

@@ -180,7 +180,7 @@ TEST_F(WgmmaBlocks, AreOnTrial) {
     }
     return Explanation::Entry{};
   };
-  const std::string by_name_alone = "trial: takes block masks by its name and with TILEWISE_TRIAL=1 alone";
+  const std::string by_name_alone = "trial: runs block masks only when named and with TILEWISE_TRIAL=1";
   EXPECT_EQ(explained("wgmma").verdict, Explanation::Verdict::chosen);
   EXPECT_EQ(explained("wgmma").reason, "trial: block masks");
   EXPECT_EQ(explained("auto").verdict, Explanation::Verdict::unable);
@@ -192,21 +192,22 @@ TEST_F(WgmmaBlocks, AreOnTrial) {
 
 TEST_F(WgmmaBlocks, OfOtherKindsAreRefused) {
   const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 300, .sk = 300, .d = 64, .dv = 64};
-  const std::string sizes_alone =
-      "takes block masks of blocks of multiples of 128 queries and keys, or of all";
-  EXPECT_EQ(reason_against(block_problem(710, sizes, 64, 128), "wgmma"), sizes_alone);
-  EXPECT_EQ(reason_against(block_problem(710, sizes, 128, 192), "wgmma"), sizes_alone);
+  const std::string multiples =
+      "needs mask blocks in multiples of 128 queries and keys, or of the whole length, got ";
+  EXPECT_EQ(reason_against(block_problem(710, sizes, 64, 128), "wgmma"), multiples + "64 x 128");
+  EXPECT_EQ(reason_against(block_problem(710, sizes, 128, 192), "wgmma"), multiples + "128 x 192");
   RandomProblem problem = block_problem(711, sizes);
   problem.mask = Buffer(DType::boolean, {300, 300});
-  EXPECT_EQ(reason_against(problem, "wgmma"), "takes no masks beside block masks");
+  EXPECT_EQ(reason_against(problem, "wgmma"), "does not support a mask together with a block mask");
   problem = block_problem(711, {.b = 1, .hq = 4, .hkv = 1, .sq = 300, .sk = 300, .d = 192, .dv = 192});
   problem.options.dropout = {.probability = 0.5f, .seed = 1};
-  EXPECT_EQ(reason_against(problem, "wgmma"), "takes block masks with dropout with head dims to 128");
+  EXPECT_EQ(reason_against(problem, "wgmma"),
+            "supports head dims up to 128 with a block mask and dropout, got 192");
   problem = block_problem(711, sizes, 300, 300);
   problem.blocks.tiles = Buffer(DType::boolean, {1, 300, 300});
   problem.blocks.tile_ids = Buffer(DType::i32, problem.blocks.indices.shape());
   EXPECT_EQ(reason_against(problem, "wgmma"),
-            "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone");
+            "needs contiguous rows of block-mask tiles that start at multiples of 16 bytes");
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ class WgmmaMasks : public CudaKernelFixture<90, 90> {
     EXPECT_EQ(explained(problem, "wgmma").reason, "trial: " + what);
     EXPECT_EQ(explained(problem, "auto").verdict, Explanation::Verdict::unable);
     EXPECT_EQ(explained(problem, "auto").reason,
-              "trial: takes " + what + " by its name and with TILEWISE_TRIAL=1 alone");
+              "trial: runs " + what + " only when named and with TILEWISE_TRIAL=1");
   }
 };
 
@@ -126,13 +126,13 @@ TEST_F(WgmmaMasks, AreOnTrial) {
   problem.mask = mask_of(950, DType::f32, {192, 192});
   EXPECT_EQ(explained(problem, "auto").verdict, Explanation::Verdict::chosen);  // they have been on GPUs
   problem.options.softcap = 5;
-  expect_trial(problem, "masks and dropout beside other features");
+  expect_trial(problem, "masks and dropout together with other features");
   problem.options.softcap = 0;
   problem.mask = mask_of(950, DType::f32, {192, 192}, {.lead = 1});
-  expect_trial(problem, "masks whose rows do not begin at multiples of 16 bytes");
+  expect_trial(problem, "masks without contiguous rows that start at multiples of 16 bytes");
   problem = problem_of(951, 192, 192);
   problem.options.dropout = {.probability = 0.3f, .seed = 1};
-  expect_trial(problem, "masks and dropout with head dims beyond 128");
+  expect_trial(problem, "masks and dropout with head dims above 128");
   unsetenv("TILEWISE_TRIAL");
   EXPECT_EQ(explained(problem, "wgmma").verdict, Explanation::Verdict::unable);
 }
@@ -140,11 +140,11 @@ TEST_F(WgmmaMasks, AreOnTrial) {
 TEST_F(WgmmaMasks, OfOtherKindsAreRefused) {
   RandomProblem problem = problem_of(960, 64);
   problem.mask = mask_of(960, DType::f32, {197, 197}, {.order = {1, 0}});
-  EXPECT_EQ(reason_against(problem, "wgmma"), "takes masks whose keys lie together, or share an element");
+  EXPECT_EQ(reason_against(problem, "wgmma"), "needs a mask whose last dimension is contiguous or broadcast");
   problem = problem_of(961, 192);
   problem.mask = mask_of(961, DType::f32, {197, 197});
   problem.options.softcap = 5;
-  EXPECT_EQ(reason_against(problem, "wgmma"), "takes softcap with head dims to 128");
+  EXPECT_EQ(reason_against(problem, "wgmma"), "supports head dims up to 128 with softcap, got 192");
 }
 
 }  // namespace
