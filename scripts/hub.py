@@ -71,7 +71,7 @@ tilewise = get_kernel("<owner>/tilewise", version=1, trust_remote_code=True)
 out = tilewise.attention(query, key, value, is_causal=True)
 ```
 
-transformers takes it as an attention implementation. Continuous batching wants `flash` in the repository's name.
+transformers takes it as an attention implementation. Continuous batching wants `flash` in its name.
 
 ```python
 model.set_attn_implementation("<owner>/tilewise", allow_all_kernels=True)

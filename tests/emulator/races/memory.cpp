@@ -167,12 +167,12 @@ Allocation* allocation_of(std::uintptr_t at) {
 
 namespace {
 
-bool knows_global(const Clock& clock, const GlobalAccess& access, bool& kernel_ahead) {
+bool knows_global(const Clock& clock, const GlobalAccess& access, bool& previous_kernel) {
   if (access.launch != launch->id) {
-    const bool waited = clock.seen[current->slot_of_kernel_ahead()] != 0;
+    const bool waited = clock.seen[current->slot_of_previous_kernel()] != 0;
     const auto& runs = waited ? launch->after_waiting : launch->before_waiting;
-    kernel_ahead = runs.contains(access.launch);
-    return !kernel_ahead;
+    previous_kernel = runs.contains(access.launch);
+    return !previous_kernel;
   }
   if (access.time == under_way) return false;
   if (access.block == current->number) return clock.seen[access.slot] >= access.time;
@@ -182,10 +182,10 @@ bool knows_global(const Clock& clock, const GlobalAccess& access, bool& kernel_a
 }
 
 void global_conflict(const GlobalAccess& earlier, bool earlier_writes, const GlobalAccess& later,
-                     bool later_writes, bool kernel_ahead) {
-  report(kernel_ahead ? "global memory of the kernel ahead, which may still run" : "global memory",
+                     bool later_writes, bool previous_kernel) {
+  report(previous_kernel ? "global memory of the previous kernel, which may still run" : "global memory",
          earlier.place, later.place,
-         (kernel_ahead ? "a kernel ahead, block " : "block ") + std::to_string(earlier.block) + ", " +
+         (previous_kernel ? "a previous kernel, block " : "block ") + std::to_string(earlier.block) + ", " +
              name_of(*current, earlier.slot) + (earlier_writes ? " wrote" : " read"),
          "block " + std::to_string(current->number) + ", " + name_of(*current, later.slot) +
              (later_writes ? " writes" : " reads"));

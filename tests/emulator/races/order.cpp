@@ -103,7 +103,7 @@ void begin_block(unsigned number, unsigned threads, std::byte* dynamic, std::siz
   }
   const std::lock_guard guard(lock);
   if (launch != nullptr && !launch->early) {
-    for (ThreadClock& thread : block->threads) thread.clock.seen[block->slot_of_kernel_ahead()] = 1;
+    for (ThreadClock& thread : block->threads) thread.clock.seen[block->slot_of_previous_kernel()] = 1;
   }
   if (dynamic_bytes != 0) blocks[block->dynamic] = block;
   current = block;
@@ -204,11 +204,11 @@ void found(const void* flag) {
 void waited_for_previous_kernel() {
   const std::lock_guard guard(lock);
   launch->waited = true;
-  own().clock.seen[current->slot_of_kernel_ahead()] = 1;
+  own().clock.seen[current->slot_of_previous_kernel()] = 1;
 }
 void let_next_kernel_start() {
   const std::lock_guard guard(lock);
-  if (own().clock.seen[current->slot_of_kernel_ahead()] == 0) launch->triggered_before_waiting = true;
+  if (own().clock.seen[current->slot_of_previous_kernel()] == 0) launch->triggered_before_waiting = true;
 }
 
 // Accesses by the hardware.

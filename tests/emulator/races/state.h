@@ -139,7 +139,7 @@ struct BlockClock {
   std::uintptr_t statics = 0;
   std::map<const void*, Mbarrier> mbarriers;
 
-  std::size_t slot_of_kernel_ahead() const { return thread_count + warp_count; }
+  std::size_t slot_of_previous_kernel() const { return thread_count + warp_count; }
   std::size_t first_mbarrier() const { return thread_count + warp_count + 1; }
   std::size_t slots() const { return first_mbarrier() + most_mbarriers; }
 };

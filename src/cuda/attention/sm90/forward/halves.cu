@@ -539,7 +539,7 @@ void run(const AttentionCall& call, const Context& context) {
 }  // namespace
 
 std::string unsuited(const AttentionProblem& problem) {
-  if (problem.pass == Pass::backward) return "has no backward";
+  if (problem.pass == Pass::backward) return "does not support backward";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return needs("f16 or bf16", to_string(problem.dtype));
   }
@@ -547,18 +547,17 @@ std::string unsuited(const AttentionProblem& problem) {
   if (problem.layout != Layout::dense) return "supports dense tensors only, not packed or paged ones";
   const AttentionFeatures& features = problem.features;
   if (features.needs_more_than_band() || features.sinks || features.key_lengths || problem.piece.wide_rows) {
-    return "supports no features other than causal and window";
+    return "supports causal and windows, and no other feature";
   }
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
-  if (dim <= wgmma::most_dim || dim > most_dim) {
-    return needs("head dims of " + std::to_string(wgmma::most_dim + 1) + " to " + std::to_string(most_dim),
-                 dim);
-  }
-  if (problem.length_q == 0 || problem.length_k == 0) return "needs at least one query and one key";
-  const std::int64_t length = std::max(problem.length_q, problem.length_k);
-  if (length >= BandOfKeys::most) return supports_up_to("sequence lengths", BandOfKeys::most - 1, length);
+  if (dim <= wgmma::most_dim) return needs("a head dim above " + std::to_string(wgmma::most_dim), dim);
+  if (dim > most_dim) return supports_up_to("head dims", most_dim, dim);
+  if (problem.length_q == 0) return "needs at least one query";
+  if (problem.length_k == 0) return "needs at least one key";
+  const std::int64_t longest = std::max(problem.length_q, problem.length_k);
+  if (longest >= BandOfKeys::most) return supports_up_to("sequence lengths", BandOfKeys::most - 1, longest);
   if (problem.heads_q * problem.batch * ((problem.length_q + 63) / 64) > 0x7fffffff) {
-    return "supports fewer than 2^31 query tiles";
+    return "needs fewer than 2^31 tiles of 64 queries";
   }
   if (!problem.aligned) {
     return "needs rows of q, k and v that start at multiples of 16 bytes, without negative strides";
