@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import shlex
 import sys
@@ -67,9 +68,19 @@ def default_out() -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; `arguments` are those of the process unless given."""
-    given = sys.argv[1:] if arguments is None else arguments
-    options = _parser().parse_args(given)
-    options.line = shlex.join(["tilewise", *given])
+    try:
+        try:
+            return _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()  # here, and not when Python ends, where a closed pipe gives status 120
+    except BrokenPipeError:  # the reader had enough; what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    options.line = shlex.join(["tilewise", *arguments])
     try:
         return options.command(options)
     except BadInput as error:
@@ -80,9 +91,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader had enough
-        sys.stderr.close()
-        return 0
 
 
 # Options

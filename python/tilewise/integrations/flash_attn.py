@@ -406,7 +406,7 @@ def _window(size: tuple[int, int]) -> Window | None:
 def _sinks(s_aux: Tensor | None) -> Tensor | None:
     """In f32; transformers passes them in the type of q."""
     check_optional_tensors(s_aux=s_aux)
-    return None if s_aux is None else s_aux.float()
+    return s_aux.float() if s_aux is not None and s_aux.is_floating_point() else s_aux
 
 
 def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:
