@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import shlex
 import subprocess
 import sys
@@ -116,13 +117,15 @@ def test_the_status_says_how_a_command_ended(
     assert error.startswith(said) and error.count("\n") == bool(said)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", ["bench --list --device cpu", "--version", "info"])
-def test_a_reader_that_had_enough_is_no_error(arguments: str) -> None:
+def test_a_reader_that_had_enough_is_no_error(arguments: str, unbuffered: str) -> None:
     """As `tilewise bench --list | head -1`: status 0 and no word."""
-    # The reader is gone before the first line, and short outputs are still in the buffer when the command ends.
+    # The reader is gone before the first line. Short outputs are still in the buffer when the command ends.
     command = f"{shlex.quote(sys.executable)} -m tilewise {arguments}"
     done = subprocess.run(
         ["bash", "-c", f"{{ sleep 0.5; {command}; }} | true; echo ${{PIPESTATUS[0]}}"],
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         capture_output=True,
         text=True,
         check=True,

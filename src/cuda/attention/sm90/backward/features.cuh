@@ -6,6 +6,7 @@
 #include "cuda/attention/common/score.cuh"
 #include "cuda/attention/sm90/backward/shared.cuh"
 #include "cuda/attention/sm90/backward/walk.cuh"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
@@ -192,10 +193,15 @@ __device__ __forceinline__ void draw_bytes(const ScoreParams& score, const volat
 template <Config c>
 __device__ void draw_dropout(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                              int warps) {
-  // All warps write the same values.
-  shared.words->first_key = walk.first_key;
-  shared.words->first_head = walk.entry.b * params.sizes.heads_q;
-  __syncwarp();
+  if (c.in_step || warp == 0) {  // in step, both warps write the same values
+    shared.words->first_key = walk.first_key;
+    shared.words->first_head = walk.entry.b * params.sizes.heads_q;
+  }
+  if constexpr (c.in_step) {
+    __syncwarp();
+  } else {
+    sync_some<words_written, 32 * c.dropout_warps()>();  // the first warp has written the words
+  }
   for_each_tile<c>(params, walk, [&](const Step& step) {
     const StageOf at(step.n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);

@@ -682,6 +682,9 @@ struct Consumer {
       if (adds) {
         arrive_once(shared.ds_empty + ds_stage(n - 1));
         stage_dq(dq, n - 1);
+      } else if (c.persistent && n > 0) {
+        // The first tile of a later job drops this dQ, but it has read the last dS of the job before.
+        arrive_once(shared.ds_empty + ds_stage(n - 1));
       }
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
@@ -702,7 +705,6 @@ struct Consumer {
     start_dq(dq, ds_smem(end - 1), key_panel, ds_panel);
     wait_products<0>();
     pin(dq);
-    if constexpr (c.persistent) arrive_once(shared.ds_empty + ds_stage(end - 1));
     stage_dq(dq, end - 1);
     fence_async_proxy();
     publish_dq();
@@ -995,6 +997,8 @@ struct Consumer {
     sync_some<both_consumers, c.consumer_threads>();  // both consumers have stored their rows
     if (!dk_is_f32) store_rows(params.dk, params.sizes.dim_qk, dk_smem);
     if (!dv_is_f32) store_rows(params.dv, params.sizes.dim_v, dv_smem);
+    // Both consumers have read the rows, which dS and dQ of the next job overwrite.
+    if constexpr (c.persistent) sync_some<both_consumers, c.consumer_threads>();
   }
 };
 

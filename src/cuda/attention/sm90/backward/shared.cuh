@@ -12,6 +12,7 @@ enum NamedBarrier {
   both_consumers = 1,
   all_producers = 2,
   first_turn = 3,  ///< and 4: consumer 0 or 1 may compute P (Config::turns)
+  words_written = 5,
 };
 
 /// A query tile of the CTA's walk.
