@@ -107,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     command = add("info", _info, "show versions, devices, and which kernels are usable here")
-    command.add_argument("--measure", action="store_true", help="also measure the machine's ceilings")
+    command.add_argument(
+        "--measure", action="store_true", help="also measure the rates of products and a copy"
+    )
 
     command = add("explain", _explain, "say which kernel a problem would get, and why not the others")
     _problem_options(command, several=False)
@@ -155,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, metavar="FILE", help=where)
     command.add_argument("--fresh", action="store_true", help="discard what the file has")
 
-    command = add("roofline", _roofline, "compare every row of records with the measured ceilings")
+    command = add("roofline", _roofline, "compare every row of records with measured rates")
     _record_arguments(command)
 
     command = add("profile", _profile, "run kernels under ncu or nsys and say what bounds them")
@@ -274,8 +276,8 @@ def info(measured: bool = False) -> str:
         for kernel, verdict in implementations.kernels_on(device).items():
             lines.append(f"  {kernel:12}{verdict}")
         if measured:
-            ceilings = records.Record(rates=rates.measure(device, {"f32", "bf16"}))
-            lines.append(table.ceilings(ceilings))
+            machine = records.Record(rates=rates.measure(device, {"f32", "bf16"}))
+            lines.append(table.rates(machine))
     return "\n".join(lines)
 
 

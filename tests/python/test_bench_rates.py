@@ -1,4 +1,4 @@
-"""A machine's ceilings: what is counted, with times that are made up."""
+"""A machine's rates: what is counted, with times that are made up."""
 
 from __future__ import annotations
 

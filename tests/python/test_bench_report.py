@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_rows import RATES, row, rows, write
@@ -132,14 +133,14 @@ def test_split_products_have_a_roof_of_their_own() -> None:
     rates = [*RATES, {"op": "rate", "impl": "gemm", "dtype": "f16", "tflops": 750.0}]
     record = records.Record(rates=rates)
     expected = {"fused": 40.0, "torch math": 40.0, "mma": 250.0, "wgmma": 250.0, "torch efficient": 125.0}
-    found = {impl: record.ceiling(row(impl, 1.0)) for impl in expected}
-    assert {impl: ceiling.tflops for impl, ceiling in found.items() if ceiling} == expected
-    allowed = {impl: record.ceiling(row(impl, 1.0, tf32=True)) for impl in expected}
+    found = {impl: record.yardstick(row(impl, 1.0)) for impl in expected}
+    assert {impl: one.tflops for impl, one in found.items() if one} == expected
+    allowed = {impl: record.yardstick(row(impl, 1.0, tf32=True)) for impl in expected}
     assert [x.tflops for x in allowed.values() if x] == [40.0, 40.0, 750.0, 750.0, 375.0]
-    assert (half := record.ceiling(row("mma", 1.0, dtype="bf16"))) and half.tflops == 800.0
+    assert (half := record.yardstick(row("mma", 1.0, dtype="bf16"))) and half.tflops == 800.0
     # Without f16's rate that of bf16 serves; a record with neither has no such roof.
-    assert (other := records.Record(rates=RATES).ceiling(row("mma", 1.0))) and other.tflops == 800.0 / 3
-    assert records.Record(rates=RATES[:1]).ceiling(row("mma", 1.0)) is None
+    assert (other := records.Record(rates=RATES).yardstick(row("mma", 1.0))) and other.tflops == 800.0 / 3
+    assert records.Record(rates=RATES[:1]).yardstick(row("mma", 1.0)) is None
     record.rows = [row("mma", 4 * 8 * 1024**2 * 64 / 200e9), row("fused", 4 * 8 * 1024**2 * 64 / 30e9)]
     (merged,) = summary.by_machine([record])
     assert [round(line["percent_of_peak"]) for line in merged.rows] == [80, 75]
@@ -148,7 +149,48 @@ def test_split_products_have_a_roof_of_their_own() -> None:
     assert labels == ["multiply-adds 40.0 TFLOP/s", "split products 250 TFLOP/s"]
 
 
-def test_a_ceiling_of_another_run_serves_where_there_is_none(tmp_path: Path) -> None:
+def test_rows_above_a_measured_rate_are_so_many_times_as_fast(tmp_path: Path) -> None:
+    """The product and the copy that rows are compared with are no limits; no row is above a ceiling."""
+    flops = 4 * 8 * 1024**2 * 64
+    fast = row("wgmma", flops / 880e9, dtype="bf16")  # PyTorch's product has 800
+    slow = row("fused", flops / 600e9, dtype="bf16", sq=2048, sk=2048)
+    reads = row("mma", 1.0, dtype="bf16", sq=512, sk=512, percent_of_copy=110.0)
+    for line in (slow, reads):
+        line["tflops"] = 600.0
+    reads["gbps"] = 4400.0
+    record = records.read(write(tmp_path / "record.jsonl", [fast, slow, reads]))
+    (merged,) = summary.by_machine([record])
+    said = summary.use(summary.races(merged.rows))
+    assert ", 1.10 times PyTorch's matrix product in bf16" in said
+    assert "it moves 4400 GB/s, 1.10 times a copy's rate" in said
+    below = summary.use(summary.races([line for line in merged.rows if line["impl"] == "fused"]))
+    assert ", 75 % of PyTorch's matrix product in bf16" in below
+    text = report.page([record])
+    card = '<b>1.10×</b><span class="soft">PyTorch&#x27;s matrix product in bf16, at best</span>'
+    assert card in text and "ceiling" not in text and "no limits of the hardware" in text
+    assert 'title="of PyTorch&#x27;s matrix product in bf16, 800 TFLOP/s">110</td>' in text
+
+
+def test_every_yardstick_says_what_it_is() -> None:
+    rates = [*RATES, {"op": "rate", "impl": "gemm", "dtype": "f16", "tflops": 750.0}]
+    record = records.Record(rates=rates)
+
+    def words(impl: str, **more: Any) -> str:
+        found = record.yardstick(row(impl, 1.0, **more))
+        assert found
+        return found.what
+
+    assert words("fused") == "bare multiply-adds"
+    assert words("wgmma") == "a third of PyTorch's matrix product in f16 (split numbers)"
+    assert words("torch efficient") == "a sixth of PyTorch's matrix product in f16 (split numbers)"
+    assert words("wgmma", tf32=True) == "PyTorch's matrix product in f16"
+    assert words("torch efficient", tf32=True) == "half of PyTorch's matrix product in f16"
+    assert words("wgmma", dtype="bf16") == "PyTorch's matrix product in bf16"
+    record.rates = RATES  # without f16's rate that of bf16 serves, and says so
+    assert words("wgmma") == "a third of PyTorch's matrix product in bf16 (split numbers)"
+
+
+def test_a_rate_of_another_run_serves_where_there_is_none(tmp_path: Path) -> None:
     """The ladder's own run has no rate in f16, from which that of split products follows."""
     first = records.Record(environment={"gpu": "x"}, rates=RATES[:1], rows=[row("mma", 1.0)])
     second = records.Record(environment={"gpu": "x"}, rates=RATES, rows=[row("mma", 1.0, suite="other")])
@@ -167,7 +209,7 @@ def test_suites_are_shown_in_their_order(tmp_path: Path) -> None:
     assert "The grid of FlashAttention&#x27;s papers" in options[0]
 
 
-def test_roof_is_the_lower_ceiling() -> None:
+def test_roof_is_the_lower_of_both_rates() -> None:
     record = records.Record(rates=RATES, rows=rows())
     line = row("fused", 1.0)
     assert plots.intensity(line) == pytest.approx(1e3 * line["tflops"] / line["gbps"])
@@ -180,8 +222,8 @@ def test_roof_is_the_lower_ceiling() -> None:
 def test_rates_are_the_highest_and_f32_knows_multiply_adds() -> None:
     more = [{"op": "rate", "impl": "multiply-adds", "dtype": "f32", "tflops": 60.0}]
     record = records.Record(rates=RATES + more)
-    assert record.compute_ceiling("f32") == 60.0 and record.compute_ceiling("bf16") == 800.0
-    assert record.compute_ceiling("f16") is None and record.copy_ceiling == 4000.0
+    assert record.compute_rate("f32") == 60.0 and record.compute_rate("bf16") == 800.0
+    assert record.compute_rate("f16") is None and record.copy_rate == 4000.0
 
 
 # Records
@@ -194,8 +236,15 @@ def test_the_cpp_benchmarks_records_are_read(tmp_path: Path) -> None:
     path = tmp_path / "cpu.jsonl"
     path.write_text("\n".join(json.dumps(x) for x in [{"environment": environment}, *lines]))
     record = records.read(path)
-    assert len(record.rows) == 2 and record.compute_ceiling("f32") == 0.2 and record.copy_ceiling == 20.0
+    assert len(record.rows) == 2 and record.compute_rate("f32") == 0.2 and record.copy_rate == 20.0
     assert "2 thr." in report.page([record])
+    # Each row brings the rate of multiply-adds at its own time, which counts.
+    for line, rate in zip(record.rows, (150.0, 300.0), strict=True):
+        line["peak_gflops"] = rate
+    (merged,) = summary.by_machine([record])
+    assert [line["peak_tflops"] for line in merged.rows] == pytest.approx([0.15, 0.3])
+    assert {line["yardstick"] for line in merged.rows} == {"bare multiply-adds"}
+    assert record.compute_rate("f32") == pytest.approx(0.3)
 
 
 def test_records_of_one_machine_are_one(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ def section(machines: Sequence[Record]) -> str:
         if not of:
             continue
         made = about(record.parts_of({race.first["suite"] for race in of}))
-        parts.append(f"{made}: medians in milliseconds; of the roof is of what the matrix product and the "
-                     "copy measured beside them allow; MB are what a call allocates.")  # fmt: skip
+        parts.append(f"{made}: medians in milliseconds; of the roof compares with the rates of PyTorch's "
+                     "large matrix product and copy, measured beside them, which are no limits; MB are what a call "
+                     "allocates.")  # fmt: skip
         for op in dict.fromkeys(race.first["op"] for race in of):
             parts.append("\n".join(_table(record, op, [race for race in of if race.first["op"] == op])))
     return "\n\n".join(parts) or NOTHING

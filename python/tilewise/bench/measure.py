@@ -38,7 +38,7 @@ class Settings:
 
 
 def measure(
-    problem: AnyProblem, implementations: Sequence[Implementation], settings: Settings, ceilings: Record
+    problem: AnyProblem, implementations: Sequence[Implementation], settings: Settings, machine: Record
 ) -> list[Line]:
     """A line for each implementation: figures, or why there are none."""
     device = settings.device
@@ -76,7 +76,7 @@ def measure(
                     torch.cuda.empty_cache()
     del check
     if device.type == "cpu" and entrants and (gemm := rates.gemm_call(device, problem.dtype)):
-        # Others may have the cores now and then: the highest rate so far is the ceiling.
+        # Others may have the cores now and then: the highest rate so far counts.
         entrants[rates.GEMM] = timing.Entrant([gemm])
     try:
         timings = timing.race(entrants, device, settings.runs, settings.seconds)
@@ -84,11 +84,11 @@ def measure(
         _check_device(device, str(problem))
         return [{"skipped": reason_of(error)} | line for line in lines.values()]
     if gemm_time := timings.pop(rates.GEMM, None):
-        ceilings.rates.append(rates.gemm_line(device, problem.dtype, gemm_time.best_ms))
+        machine.rates.append(rates.gemm_line(device, problem.dtype, gemm_time.best_ms))
     for name, result in timings.items():
-        ceiling = ceilings.ceiling(lines[name])
-        compute = ceiling.tflops if ceiling else None
-        lines[name] |= derived(problem, result, compute, ceilings.copy_ceiling)
+        yardstick = machine.yardstick(lines[name])
+        compute = yardstick.tflops if yardstick else None
+        lines[name] |= derived(problem, result, compute, machine.copy_rate)
         key = (problem.op, name, problem.dtype, problem.direction)
         if result.ms >= SAYS_A_RATE_MS:
             settings.seen_rates[key] = max(lines[name]["tflops"], settings.seen_rates.get(key, 0.0))
@@ -166,7 +166,7 @@ class TooLong(RuntimeError):
 def derived(
     problem: AnyProblem, result: timing.Timing, compute: float | None, copy: float | None
 ) -> dict[str, Any]:
-    """The figures of a line that follow from the time and the ceilings, in TFLOP/s and GB/s."""
+    """The figures of a line that follow from the time and the measured rates, in TFLOP/s and GB/s."""
     tflops = problem.flops / result.ms * 1e-9
     gbps = problem.bytes / result.ms * 1e-6
     return {

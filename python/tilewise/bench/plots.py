@@ -219,7 +219,7 @@ def against_peers(of: Sequence[Race], width: int = 640, legend: bool = False) ->
 
 
 def roofline(record: Record, of: Sequence[Race]) -> list[Chart]:
-    """For each type, TF32 apart: FLOPs a byte against the rate, under the machine's ceilings.
+    """For each type, TF32 apart: FLOPs a byte against the rate, under the machine's measured rates.
 
     On a GPU f32 has two roofs: that of multiply-adds, and that of numbers split for the tensor cores.
     """
@@ -232,7 +232,7 @@ def roofline(record: Record, of: Sequence[Race]) -> list[Chart]:
             for line in race.lines
             if line.get("ms") and line.get("gbps") and line["impl"] not in SLOW_KERNELS
         ]
-        roofs, copy = _roofs(record, dtype, lines), record.copy_ceiling
+        roofs, copy = _roofs(record, dtype, lines), record.copy_rate
         if not lines or not roofs or not copy:
             continue
         series = []
@@ -268,12 +268,12 @@ def _roof(
 
 def _roofs(record: Record, dtype: str, lines: Sequence[Line]) -> dict[str, float]:
     """The flat roofs over lines of a type, by what they are called in the drawing."""
-    compute = record.compute_ceiling("f32" if dtype == "tf32" else dtype)
+    compute = record.compute_rate("f32" if dtype == "tf32" else dtype)
     if dtype not in ("f32", "tf32") or not any(line["device"] == "cuda" for line in lines):
         return {"": compute} if compute else {}
     found = {f"multiply-adds {rate(compute)}": compute} if compute else {}
-    if split := record.split_ceiling:
-        tensor = split.tflops * (1 if dtype == "f32" else 3)
+    if split := record.split_rate:
+        tensor = split * (1 if dtype == "f32" else 3)
         found[f"{'split' if dtype == 'f32' else 'f16'} products {rate(tensor)}"] = tensor
     return found
 
@@ -284,9 +284,9 @@ def intensity(line: Line) -> float:
 
 
 def roof_of(record: Record, line: Line) -> tuple[float, str] | None:
-    """What the ceilings allow at the line's intensity, in TFLOP/s, and which of them it is."""
-    ceiling, copy = record.ceiling(line), record.copy_ceiling
-    compute = line["peak_tflops"] if "ceiling" in line else ceiling.tflops if ceiling else None
+    """The roof at the line's intensity, in TFLOP/s, and which measured rate it comes from."""
+    other, copy = record.yardstick(line), record.copy_rate
+    compute = line["peak_tflops"] if "yardstick" in line else other.tflops if other else None
     if not compute or not copy:
         return None
     by_memory = intensity(line) * copy * 1e-3

@@ -2,7 +2,7 @@
 
 ncu gives the counters that say what bounds a kernel, nsys the time of each kernel. Where neither is there,
 torch's profiler gives times and the static figures (registers, shared memory, occupancy), and on a CPU the
-rate is held against the ceilings.
+rate is compared with measured ones.
 """
 
 from __future__ import annotations
@@ -321,13 +321,13 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def on_cpu(implementation: Implementation, problem: AnyProblem, device: torch.device) -> str:
-    """The rate against the ceilings: no counters, but which side of the roof it is under."""
+    """The rate beside measured ones: no counters, but which side of the roof it is under."""
     settings = measure.Settings(device, limit_ms=60_000)
-    ceilings = Record(rates=rates.measure(device, {problem.dtype}))
-    (line,) = measure.measure(problem, [implementation], settings, ceilings)
+    measured = Record(rates=rates.measure(device, {problem.dtype}))
+    (line,) = measure.measure(problem, [implementation], settings, measured)
     if line.get("ms") is None:
         raise BadInput(f"--kernel: {implementation.name} cannot: {line['skipped']}")
-    compute, copy = line["peak_tflops"], ceilings.copy_ceiling or 0.0
+    compute, copy = line["peak_tflops"], measured.copy_rate or 0.0
     words = (
         f"{problem} with {implementation.name}: {digits(line['ms'])} ms, {rate(line['tflops'])}, "
         f"{digits(line['gbps'])} GB/s, {digits(line['peak_mb'])} MB\n"

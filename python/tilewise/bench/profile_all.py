@@ -175,8 +175,10 @@ def _without_counters(
 
 
 def on_cpu(targets: Mapping[Target, Implementation]) -> Profiles:
-    """Rates against the ceilings, as there are no counters."""
-    found = Profiles(["ncu and nsys need a GPU: on a CPU, rates are compared with the ceilings"])
+    """Rates beside those of a product and a copy, as there are no counters."""
+    found = Profiles(
+        ["ncu and nsys need a GPU: on a CPU, rates are compared with those of a matrix product and a copy"]
+    )
     for target, implementation in targets.items():
         try:
             found.said[target] = profile.on_cpu(implementation, target.problem, torch.device("cpu"))

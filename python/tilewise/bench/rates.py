@@ -1,4 +1,7 @@
-"""The machine's own ceilings, measured in the same run as what is held against them."""
+"""Rates of the machine, measured in the same run as the rows that are compared with them.
+
+They are rates of plain programs (PyTorch's matrix product, a copy, bare multiply-adds) and no limits.
+"""
 
 from __future__ import annotations
 

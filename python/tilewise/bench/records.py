@@ -44,8 +44,8 @@ def problem_of(line: Line) -> str:
 
 
 @dataclass(frozen=True)
-class Ceiling:
-    """The rate that the machine allows to the arithmetic of a kernel."""
+class Yardstick:
+    """A measured rate that a row is compared with. It is no limit: a kernel may be above it."""
 
     tflops: float
     what: str
@@ -72,45 +72,50 @@ class Record:
         ]
         return max(found, default=None)
 
-    def compute_ceiling(self, dtype: str) -> float | None:
-        """TFLOP/s: the highest of matrix product and, for f32 on a GPU, bare multiply-adds."""
+    def compute_rate(self, dtype: str) -> float | None:
+        """TFLOP/s: the highest of PyTorch's matrix product and, for f32 on a GPU, bare multiply-adds."""
         rates = [self.rate("gemm", dtype, "tflops"), self.rate("multiply-adds", dtype, "tflops")]
         rates += [
-            line.get("peak_tflops")
+            line.get("peak_tflops") or _own_fma_rate(line)
             for line in self.rows
             if line["dtype"] == dtype and (line["device"] == "cpu" or dtype != "f32")
         ]
         return max((rate for rate in rates if rate), default=None)
 
     @property
-    def split_ceiling(self) -> Ceiling | None:
-        """That of f32 numbers which tensor cores multiply as two of f16."""
-        tensor = self.rate("gemm", "f16", "tflops") or self.rate("gemm", "bf16", "tflops")
-        return Ceiling(tensor / 3, "split products, three f16 products each") if tensor else None
+    def split_rate(self) -> float | None:
+        """TFLOP/s that the rate of the f16 product leaves to f32 numbers, each split into two of f16."""
+        tensor = self._tensor_product()
+        return tensor.tflops / 3 if tensor else None
 
-    def ceiling(self, line: Line) -> Ceiling | None:
-        """What a line is held against. In f32 on a GPU that depends on the kernel's way to multiply."""
+    def _tensor_product(self) -> Yardstick | None:
+        for dtype in ("f16", "bf16"):
+            if rate := self.rate("gemm", dtype, "tflops"):
+                return Yardstick(rate, f"PyTorch's matrix product in {dtype}")
+        return None
+
+    def yardstick(self, line: Line) -> Yardstick | None:
+        """What a line is compared with. In f32 on a GPU that depends on the kernel's way to multiply."""
         dtype = line["dtype"]
+        if fma := _own_fma_rate(line):
+            return Yardstick(fma, "bare multiply-adds")
         if line["device"] != "cuda" or dtype != "f32":
-            rate = line.get("peak_tflops") or self.compute_ceiling(dtype)
-            return Ceiling(rate, f"matrix product in {dtype}") if rate else None
+            rate = line.get("peak_tflops") or self.compute_rate(dtype)
+            return Yardstick(rate, f"PyTorch's matrix product in {dtype}") if rate else None
         products = _SPLIT.get(line["impl"], 0) if line["op"] in _WITH_PRODUCTS else 0
         if not products:
-            rate = self.compute_ceiling(dtype)
-            return Ceiling(rate, "multiply-adds") if rate else None
-        if not (split := self.split_ceiling):
+            rate = self.compute_rate(dtype)
+            return Yardstick(rate, "bare multiply-adds") if rate else None
+        if not (one := self._tensor_product()):
             return None
-        if line.get("tf32"):
-            one = products // 3
-            return Ceiling(
-                3 * split.tflops / one, "f16 products, one each (TF32)" if one == 1 else "TF32 products"
-            )
-        return (
-            split if products == 3 else Ceiling(split.tflops / 2, "split products, three TF32 products each")
+        count = products // 3 if line.get("tf32") else products
+        part = {1: "", 2: "half of ", 3: "a third of ", 6: "a sixth of "}[count]
+        return Yardstick(
+            one.tflops / count, f"{part}{one.what}{' (split numbers)' if products == count else ''}"
         )
 
     @property
-    def copy_ceiling(self) -> float | None:
+    def copy_rate(self) -> float | None:
         """GB/s."""
         return self.rate("copy", None, "gbps")
 
@@ -137,6 +142,11 @@ class Record:
     def parts_of(self, suites: Collection[str]) -> list[Record]:
         """The records that have rows of these suites."""
         return [part for part in self.parts or [self] if any(line["suite"] in suites for line in part.rows)]
+
+
+def _own_fma_rate(line: Line) -> float | None:
+    """TFLOP/s of bare multiply-adds, which the C++ benchmark measures with every row."""
+    return line["peak_gflops"] * 1e-3 if line.get("peak_gflops") else None
 
 
 def days(of: Iterable[Record]) -> str:

@@ -12,7 +12,7 @@ from tilewise.bench import report_tables as tables
 from tilewise.bench.compare import Comparison
 from tilewise.bench.records import Record, days
 from tilewise.bench.summary import SLOW_KERNELS, Race, races
-from tilewise.bench.table import ceilings, digits, machine
+from tilewise.bench.table import digits, machine, rates
 from tilewise.bench.words import type_of, type_words
 
 _FOLDER = Path(__file__).parent
@@ -107,15 +107,15 @@ def _cards(cards: Sequence[tuple[str, str, bool]]) -> str:
 
 
 def _machine_cards(record: Record, of: Sequence[Race]) -> list[tuple[str, str, bool]]:
-    """What our fastest kernels reach of each ceiling at best; the machine's copy; the error in f32."""
+    """Our fastest kernels beside each measured rate, at best; the machine's copy; the error in f32."""
     best = [race.best_ours for race in of if race.best_ours]
     highest: dict[str, float] = {}
     for line in best:
-        if (what := line.get("ceiling")) and line.get("percent_of_peak"):
+        if (what := line.get("yardstick")) and line.get("percent_of_peak"):
             highest[what] = max(highest.get(what, 0.0), line["percent_of_peak"])
-    cards = [(f"{percent:.0f} %", f"of {what}, at best", False) for what, percent in highest.items()]
-    if record.copy_ceiling:
-        cards.append((f"{digits(record.copy_ceiling)} GB/s", "copy, measured", False))
+    cards = [(f"{percent / 100:.2f}×", f"{what}, at best", False) for what, percent in highest.items()]
+    if record.copy_rate:
+        cards.append((f"{digits(record.copy_rate)} GB/s", "copy, measured", False))
     errors = [line["error"] for line in best if line.get("error") and type_of(line) == "f32"]
     if errors:
         cards.append((f"{max(errors):.1e}", "largest f32 error", False))
@@ -204,8 +204,9 @@ def _roofline(record: Record, of: Sequence[Race]) -> str:
         "<h2>What bounds it</h2><p>Under the slanted part of the roof, memory limits a kernel; under the "
         "flat part, arithmetic does. On a GPU, f32 has two flat roofs: plain multiply-adds, and products of "
         "numbers that are split into two of f16, which cost three f16 products each. TF32 has a chart of its "
-        "own. The ceilings were measured on this machine. A mark above them was helped by a cache, or the "
-        "machine was less busy at that time.</p>"
+        "own. Both parts of the roof are rates of plain programs, measured on this machine: PyTorch's matrix "
+        "product, and a copy. They are no limits of the hardware. A mark can be above them: the kernel "
+        "multiplies faster than that product, reads more than it writes, or reads from a cache.</p>"
         f'{charts.legend(names)}<div class="panels large">{panels}</div>'
     )
 
@@ -228,10 +229,10 @@ def _exactness(of: Sequence[Race]) -> str:
 def _environment(record: Record) -> str:
     texts = {key: x if isinstance(x, str) else json.dumps(x) for key, x in record.environment.items()}
     items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in texts.items())
-    rates = escape(ceilings(record)) if record.rates else "no ceilings measured"
+    measured = escape(rates(record)) if record.rates else "no rates of the machine were measured"
     return (
         f"<h2>How to reproduce it</h2><p>{_again(record)}</p>"
-        f"<details><summary>Machine and build</summary><p>{rates}</p><dl>{items}</dl></details>"
+        f"<details><summary>Machine and build</summary><p>{measured}</p><dl>{items}</dl></details>"
     )
 
 

@@ -13,7 +13,7 @@ from tilewise.bench.compare import Comparison
 from tilewise.bench.environment import slug
 from tilewise.bench.records import Line, Record
 from tilewise.bench.summary import Race, name_of
-from tilewise.bench.table import digits, unit
+from tilewise.bench.table import digits, rate, unit
 from tilewise.bench.words import line_words, problem_words, type_of, type_words
 
 
@@ -123,7 +123,7 @@ class _Column:
 
 _COLUMNS = (
     *(_Column("problem"), _Column("type"), _Column("pass"), _Column("who"), _Column("ms", "ms")),
-    *(_Column("TFLOP/s", "tflops"), _Column("% of ceiling", "percent_of_peak"), _Column("GB/s", "gbps")),
+    *(_Column("TFLOP/s", "tflops"), _Column("% of GEMM", "percent_of_peak"), _Column("GB/s", "gbps")),
     *(_Column("% of copy", "percent_of_copy"), _Column("× fastest peer", "gain"), _Column("MB", "peak_mb")),
     *(_Column("error", "error"), _Column("spread", "spread"), _Column("suite")),
 )
@@ -158,10 +158,12 @@ def rows_section(of: Sequence[Race], comparison: Comparison | None) -> str:
     kind = "cpu" if rates == "GFLOP/s" else "gpu"
     return (
         f'<section data-rows="{kind}"><h2>Every row</h2>'
-        "<p>The ceiling of a row is the highest rate that the machine allows for the kernel's arithmetic: "
-        "that of a matrix product of its type; in f32 on a GPU that of plain multiply-adds or, for kernels "
-        "that split numbers for the tensor cores, a third of the rate in f16. TF32 is f32 whose products may "
-        "be as inexact as TF32.</p>"
+        "<p>% of GEMM compares a row with the rate of PyTorch's large matrix product in the same type, "
+        "measured on the same machine. In f32 on a GPU, and in records of the C++ benchmark, that is the "
+        "rate of bare multiply-adds; for kernels that split numbers for the tensor cores it is a third of "
+        "the product's rate in f16. % of copy compares GB/s with a large copy's. Neither is a limit: a "
+        "kernel that multiplies faster than that product, or reads more than it writes, is above 100. TF32 "
+        "is f32 whose products may be as inexact as TF32.</p>"
         '<div class="tools"><input type="search" placeholder="filter: causal bf16 backward"'
         ' aria-label="filter rows"><span class="soft count"></span></div>'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -200,8 +202,8 @@ def _cell(figure: str, value: float | None, line: Line) -> str:
     if value is not None and figure == "spread":
         text = f"{100 * value:.0f} %"
     exact = "" if value is None else f"{value:.6g}"
-    ceiling = line.get("ceiling") if figure == "percent_of_peak" else None
-    tip = f' title="of {escape(ceiling, quote=True)}"' if ceiling else ""
+    what = line.get("yardstick") if figure == "percent_of_peak" else None
+    tip = f' title="of {escape(what, quote=True)}, {rate(line["peak_tflops"])}"' if what else ""
     return f'<td data-v="{exact}"{tip}>{text}</td>'
 
 

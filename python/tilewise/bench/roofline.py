@@ -1,4 +1,4 @@
-"""`tilewise roofline`: intensity and rate of each row, and what the measured ceilings allow."""
+"""`tilewise roofline`: intensity and rate of each row, and which measured rate is nearer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewise.bench.plots import intensity, roof_of
 from tilewise.bench.records import Record
 from tilewise.bench.summary import by_machine, name_of
-from tilewise.bench.table import ceilings, digits, machine, rate
+from tilewise.bench.table import digits, machine, rate, rates
 from tilewise.bench.words import type_of
 
 
@@ -15,7 +15,7 @@ def text(records: Sequence[Record]) -> str:
     """A table for each machine, its rows as the record has them."""
     lines: list[str] = []
     for record in by_machine(records):
-        lines += ["", machine(record.environment), ceilings(record), ""]
+        lines += ["", machine(record.environment), rates(record), ""]
         titles = f"{'problem':36}{'type':6}{'pass':10}{'who':16}{'FLOP/byte':>10}{'rate':>15}"
         lines.append(f"{titles}{'% of roof':>10}  bound by")
         for line in record.rows:

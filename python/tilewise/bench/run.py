@@ -108,7 +108,7 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     here = environment.describe(device) | ({"command": plan.command} if plan.command else {})
     if device.type == "cuda":
         here["peers_absent"] = absent()
-    ceilings = Record(environment=here)
+    machine = Record(environment=here)
     folder = plan.out / environment.slug(here)
     if plan.report:
         check_writable("--out", folder / REPORT)
@@ -123,7 +123,7 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     try:
         with timing.precision(tf32=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
-            _run_suites(plan, writers, ceilings)
+            _run_suites(plan, writers, machine)
     except (KeyboardInterrupt, TimeIsUp) as stopped:
         up = isinstance(stopped, TimeIsUp)
         why = "The time is up" if up else "Interrupted"
@@ -132,25 +132,25 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     return files, True
 
 
-def _run_suites(plan: Plan, writers: Sequence[Writer], ceilings: Record) -> None:
+def _run_suites(plan: Plan, writers: Sequence[Writer], machine: Record) -> None:
     progress = Progress(sum(len(suite.problems) for suite in plan.suites))
     dtypes = {problem.dtype for suite in plan.suites for problem in suite.problems}
-    ceilings.rates = rates.measure(plan.settings.device, dtypes)
-    print(table.ceilings(ceilings))
+    machine.rates = rates.measure(plan.settings.device, dtypes)
+    print(table.rates(machine))
     for suite, writer in zip(plan.suites, writers, strict=True):
         progress.check(plan.within)  # before a record of earlier days is replaced
         with timing.precision(suite.tf32):
-            _run_suite(suite, writer, plan, ceilings, progress)
+            _run_suite(suite, writer, plan, machine, progress)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for writer in writers:  # only now: a run that is interrupted in a later suite keeps the earlier ones
         writer.finish(now)
 
 
-def _run_suite(suite: Suite, writer: Writer, plan: Plan, ceilings: Record, progress: Progress) -> None:
+def _run_suite(suite: Suite, writer: Writer, plan: Plan, machine: Record, progress: Progress) -> None:
     print(f"\n{suite.name}: {suite.about}" if suite.about else f"\n{suite.name}")
     if writer.resumed:
         print(f"{writer.resumed} rows of an interrupted run are kept")
-    for line in ceilings.highest():
+    for line in machine.highest():
         writer.add({"suite": suite.name, **line})
     printer, settings = table.Printer(), plan.settings_of(suite)
     for problem in suite.problems:
@@ -159,7 +159,7 @@ def _run_suite(suite: Suite, writer: Writer, plan: Plan, ceilings: Record, progr
         if missing:
             progress.check(plan.within)
             progress.show(problem)
-            lines = measure.measure(problem, missing, settings, ceilings)
+            lines = measure.measure(problem, missing, settings, machine)
             progress.clear()
             for line in lines:
                 writer.add(line)

@@ -218,20 +218,20 @@ def behind(of: Sequence[Race]) -> list[str]:
 
 
 def use(of: Sequence[Race]) -> str:
-    """The highest rates, against the machine's ceilings."""
+    """The highest rates, beside those of plain programs on the machine."""
     best = [race.best_ours for race in of if race.best_ours]
     if not best:
         return "None of its kernels ran, so there is no rate to compare with the machine's."
     top = max(best, key=lambda line: line["tflops"])
     sentence = f"Its highest rate is {_rate_of(top)}"
-    split = [x for x in best if type_of(x) == "f32" and "split" in x.get("ceiling", "") and x is not top]
+    split = [x for x in best if type_of(x) == "f32" and x is not top and "(split" in x.get("yardstick", "")]
     if split and (most := max(split, key=lambda line: line["tflops"])):
         sentence += f"; in f32 it is {_rate_of(most)}"
     read = max(best, key=lambda line: line.get("percent_of_copy") or 0.0)
     if (read.get("percent_of_copy") or 0) >= 5 and read is not top:
         sentence += (
             f"; where bytes count most ({line_words(read)}) it moves {digits(read['gbps'])} GB/s, "
-            f"{digits(read['percent_of_copy'], 2)} % of a copy"
+            f"{share(read['percent_of_copy'])} a copy's rate"
         )
     return sentence + "."
 
@@ -239,9 +239,17 @@ def use(of: Sequence[Race]) -> str:
 def _rate_of(line: Line) -> str:
     sentence = f"{rate(line['tflops'])} ({line['impl']}: {line_words(line)})"
     if line.get("percent_of_peak"):
-        sentence += f", {digits(line['percent_of_peak'], 2)} % of the ceiling"
-        sentence += f" ({line['ceiling']})" if line.get("ceiling") else ""
+        sentence += f", {share(line['percent_of_peak'])} {line.get('yardstick', 'a matrix product')}"
     return sentence
+
+
+def share(percent: float) -> str:
+    """A measured rate in another one, which is no limit.
+
+    >>> share(91.6), share(99.97), share(109.8)
+    ('92 % of', '1.00 times', '1.10 times')
+    """
+    return f"{percent:.0f} % of" if percent < 99.5 else f"{percent / 100:.2f} times"
 
 
 def exactness(every: Sequence[Race]) -> str:
@@ -306,7 +314,7 @@ def text(records: Sequence[Record]) -> str:
 def by_machine(records: Sequence[Record]) -> list[Record]:
     """Records of one machine as one, with every rate and row, in the order in which suites are shown.
 
-    Each row says what it is held against: a ceiling of its own run, or of another one on the machine.
+    Each row says what it is compared with: a rate of its own run, or of another one on the machine.
     """
     parts: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -322,15 +330,15 @@ def _merged(records: Sequence[Record]) -> Record:
         into.profiles += record.profiles
         into.rows += record.rows
     into.rows = sorted(
-        (_against_ceiling(line, record, into) for record in records for line in record.rows),
+        (_beside_yardstick(line, record, into) for record in records for line in record.rows),
         key=lambda line: suites.rank(line["suite"]),
     )
     return into
 
 
-def _against_ceiling(line: Line, own: Record, every: Record) -> Line:
-    ceiling = own.ceiling(line) or every.ceiling(line) if line.get("ms") else None
-    if ceiling is None:
+def _beside_yardstick(line: Line, own: Record, every: Record) -> Line:
+    other = own.yardstick(line) or every.yardstick(line) if line.get("ms") else None
+    if other is None:
         return line
-    percent = 100 * line["tflops"] / ceiling.tflops
-    return {**line, "peak_tflops": ceiling.tflops, "percent_of_peak": percent, "ceiling": ceiling.what}
+    percent = 100 * line["tflops"] / other.tflops
+    return {**line, "peak_tflops": other.tflops, "percent_of_peak": percent, "yardstick": other.what}

@@ -57,7 +57,7 @@ def machine(environment: dict[str, Any]) -> str:
     return ", ".join([*parts, f"tilewise {version}"] if version else parts)
 
 
-def ceilings(record: Record) -> str:
+def rates(record: Record) -> str:
     words = {"gemm": "matrix product", "copy": "copy", "multiply-adds": "multiply-adds"}
     parts = []
     for line in record.highest():
@@ -66,7 +66,7 @@ def ceilings(record: Record) -> str:
             continue
         figure = rate(line["tflops"]) if line.get("tflops") else f"{digits(line.get('gbps'))} GB/s"
         parts.append(f"{name} {line['dtype']} {figure}" if line.get("dtype") else f"{name} {figure}")
-    return "ceilings of this run: " + ", ".join(parts)
+    return "rates of this run: " + ", ".join(parts)
 
 
 def unit(line: Line) -> tuple[str, float]:
@@ -76,7 +76,7 @@ def unit(line: Line) -> tuple[str, float]:
 
 def header(line: Line) -> str:
     titles = (
-        f"{'ms':>9}{unit(line)[0]:>10}{'% peak':>8}{'GB/s':>8}{'% copy':>8}{'spread':>8}{'MB':>9}{'error':>9}"
+        f"{'ms':>9}{unit(line)[0]:>10}{'% GEMM':>8}{'GB/s':>8}{'% copy':>8}{'spread':>8}{'MB':>9}{'error':>9}"
     )
     return f"  {'':24}{titles}"
 
@@ -87,9 +87,9 @@ def row(line: Line) -> str:
     if line.get("ms") is None:
         return f"{name}  {line.get('skipped', 'not measured')[:100]}"
     tflops = line["tflops"] * unit(line)[1]
-    of_peak, of_copy = (digits(line.get(key)) for key in ("percent_of_peak", "percent_of_copy"))
+    of_gemm, of_copy = (digits(line.get(key)) for key in ("percent_of_peak", "percent_of_copy"))
     return name + (
-        f"{digits(line['ms']):>9}{digits(tflops):>10}{of_peak:>8}{digits(line['gbps']):>8}{of_copy:>8}"
+        f"{digits(line['ms']):>9}{digits(tflops):>10}{of_gemm:>8}{digits(line['gbps']):>8}{of_copy:>8}"
         f"{line['spread']:>8.0%}{digits(line['peak_mb']):>9}"
         f"{'–' if line['error'] is None else format(line['error'], '.1e'):>9}"
     )
