@@ -22,8 +22,8 @@ def section(machines: Sequence[Record]) -> str:
             continue
         made = about(record.parts_of({race.first["suite"] for race in of}))
         parts.append(f"{made}: medians in milliseconds; of the roof compares with the rates of PyTorch's "
-                     "large matrix product and copy, measured beside them, which are no limits; MB are what a call "
-                     "allocates.")  # fmt: skip
+                     "large matrix product and copy, measured beside them, which are no limits; MB are what "
+                     "a call allocates.")  # fmt: skip
         for op in dict.fromkeys(race.first["op"] for race in of):
             parts.append("\n".join(_table(record, op, [race for race in of if race.first["op"] == op])))
     return "\n\n".join(parts) or NOTHING
