@@ -54,8 +54,12 @@ def main() -> None:
 
 
 def in_site(text: str, depth: int) -> str:
-    """A page with its links to files of the root, or from there to docs/, as they are in the site."""
+    """A page with its links to files of the root, or from there to docs/, as they are in the site.
+
+    A fence may say that its code is a fragment, for the tests of the pages. Markdown takes one word there.
+    """
     up = "../" * depth
+    text = re.sub(r"^(```\w+) fragment$", r"\1", text, flags=re.MULTILINE)
     text = re.sub(r"\]\((?:\.\./)+(" + "|".join(map(re.escape, FROM_ROOT)) + r")", rf"]({up}\1", text)
     return text.replace("](docs/", "](")
 

@@ -109,6 +109,17 @@ def test_examples_of_docstrings_are_blocks_of_code_in_the_built_site() -> None:
         assert not re.search(r"<blockquote|<h\d[^>]*>[#+. ]+<", text), f"{page.name}: an example is no code"
 
 
+def test_every_fence_is_a_block_of_code_in_the_site() -> None:
+    """Markdown takes one word after a fence; a second one made the code a paragraph."""
+    docs_pages = script_of("docs_pages")
+    for page in pages():
+        text = docs_pages.in_site(page.read_text(), depth=0)
+        wrong = [line for line in text.splitlines() if re.match(r"\s*```\S* \S", line)]
+        assert not wrong, f"{page.name}: {wrong}"
+    for built in (ROOT / "build" / "site").rglob("*.html"):
+        assert "```" not in built.read_text(), built.name
+
+
 def script_of(name: str) -> ModuleType:
     script = ROOT / "scripts" / f"{name}.py"
     if not script.exists():
