@@ -447,7 +447,7 @@ def test_overview_compares_with_the_fastest_peer_and_draws_the_grid(tmp_path: Pa
     assert "models, FlashAttention's grid | bf16 | **1.50** (1.50 to 1.50), ahead in 2 of 2 | - |" in text
     assert "| attention in f32 | f32 | **4.00** (4.00 to 4.00), ahead in 1 of 1 | - |" in text
     table = overview_figures.suites_section([record])
-    assert "| flash-attention-grid | forward | bf16 | 2 | 2 | 1.50 |" in table
+    assert "| flash-attention-grid | forward | bf16 | 1.50 | 2 of 2 | 1.50 to 1.50 |" in table
     assert "docs/speed-example-gpu.svg" in overview_figures.picture_section([record])
     svg = overview_figures.speed_plot(record)
     assert svg is not None and "forward, head dim 64" in svg

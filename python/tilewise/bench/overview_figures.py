@@ -16,8 +16,8 @@ MODELS = ("llama", "vit")
 PEERS = ("torch cudnn", "torch flash")
 OURS = "tilewise"
 HEAD = (
-    "| suite | pass | type | problems | ahead in | median | range | day |",
-    "| --- | --- | --- | ---: | ---: | ---: | --- | --- |",
+    "| suite | pass | type | median | ahead in | range | day |",
+    "| --- | --- | --- | ---: | ---: | ---: | ---: |",
 )
 
 # Suites whose problems are of one kind, in the order of README's table.
@@ -141,8 +141,8 @@ def _cell(members: Sequence[Race]) -> str:
 
 def _row(name: str, direction: str, dtype: str, members: Sequence[Race], day: str) -> Iterable[str]:
     if stand := summary.standing(members):
-        figures = f"{stand.count} | {stand.faster} | {stand.median:.2f} | {stand.low:.2f} to {stand.high:.2f}"
-        yield f"| {name} | {direction} | {dtype} | {figures} | {day} |"
+        ahead, over = f"{stand.faster} of {stand.count}", f"{stand.low:.2f} to {stand.high:.2f}"
+        yield f"| {name} | {direction} | {dtype} | {stand.median:.2f} | {ahead} | {over} | {day} |"
 
 
 def suites_section(machines: Sequence[Record]) -> str:
