@@ -480,7 +480,7 @@ def test_tables_of_several_records_say_the_days_of_those_they_show(tmp_path: Pat
     table = overview_figures.suites_section([merged])
     assert table.startswith(everything)
     for suite, day in days.items():
-        assert f"| {suite} | forward | bf16 | 1 | 1 | 2.00 | 2.00 to 2.00 | {day} |" in table
+        assert f"| {suite} | forward | bf16 | 2.00 | 1 of 1 | 2.00 to 2.00 | {day} |" in table
     assert "2020-01-02 to 2020-03-04</p>" in report.page(found)
 
     (first,) = summary.by_machine(found[:1])
