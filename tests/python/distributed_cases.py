@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import tilewise
 import torch
@@ -19,6 +20,7 @@ from contract import Tensors, assert_twice, moved
 from test_properties import scaled_like_torch
 from tilewise import distributed, reference
 from tilewise.distributed import Layout, Span
+from tilewise.distributed.heads import LEAST_ROWS
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -49,12 +51,13 @@ class Case:
     fixed: dict[str, Tensor]  # without
     options: dict[str, Any]
     starts: tuple[list[int], list[int]] | None = None  # of packed sequences
+    in_parts: bool = False  # heads are computed in parts, as those of long sequences are
 
     def __str__(self) -> str:
         shapes = [list(x.shape) for x in self.rows]
         return (
             f"seed {self.seed} on {self.size} ranks: {self.dtype} {self.method} {shapes} {self.options} "
-            f"{[*self.extra, *self.fixed]} {self.starts} {self.layout.ranks}"
+            f"{[*self.extra, *self.fixed]} {self.starts} {self.in_parts} {self.layout.ranks}"
         )
 
 
@@ -142,7 +145,8 @@ def draw_case(seed: int, size: int, dtype: torch.dtype) -> Case:
     rows = [numbers(*shape) for shape in shapes]
     if rng.random() < 0.4:
         extra["logit_scale"] = numbers(heads_q, kind=statistics)  # of either sign
-    return Case(seed, size, dtype, method, layout, key_layout, rows, extra, fixed, options, starts)
+    in_parts = rng.random() < 0.5
+    return Case(seed, size, dtype, method, layout, key_layout, rows, extra, fixed, options, starts, in_parts)
 
 
 def attend_whole(case: Case, attend: Any, rows: list[Tensor], extra: dict[str, Tensor], **more: Any) -> Any:
@@ -224,7 +228,8 @@ def run_ranks(case: Case, rank: int) -> Tensors:
         fixed["attn_mask"] = _sharded(case, "attn_mask", fixed["attn_mask"], rank)
     local = Case(**{**case.__dict__, "fixed": fixed})
     torch.manual_seed(case.seed + 17 * rank)  # dropout is rank 0's
-    out, lse = attend_ranks(local, rank, leaves[:3], dict(zip(case.extra, leaves[3:], strict=True)))
+    with patch.dict(LEAST_ROWS, {"cpu": 1} if case.in_parts else {}):
+        out, lse = attend_ranks(local, rank, leaves[:3], dict(zip(case.extra, leaves[3:], strict=True)))
     whole = [_unsharded(case, "out", out), _unsharded_lse(case, lse)]
     cotangents = _cotangents(case, *whole)
     local_cotangents = [

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ranks import Ranks
 from tilewise import distributed
 from tilewise.distributed import pieces
+from tilewise.distributed.pieces import Heads
 from tilewise.distributed.plan import Band, Plan, rows_of_ranks
 from tilewise.distributed.ring import add_parcel, pack, unpack
 
@@ -215,6 +216,22 @@ def test_a_piece_begins_when_the_results_of_the_one_before_are_gone(
     finally:
         dist.destroy_process_group()
     assert len(calls) == 6
+
+
+@pytest.mark.parametrize(
+    "heads", [Heads(0, 12, 12, 3), Heads(4, 3, 12, 3), Heads(2, 1, 12, 4), Heads(5, 0, 12, 4)]
+)
+def test_parts_of_heads_have_each_of_them_once(heads: Heads) -> None:
+    here, keys = list(range(12))[heads.at], list(range(12))[heads.keys]
+    for count in range(6):
+        parts = heads.parts(count)
+        assert len(parts) == max(1, min(count, len(keys)))
+        places = [heads.places(part) for part in parts]
+        assert [n for at, _ in places for n in here[at]] == here
+        assert [n for _, at in places for n in keys[at]] == keys
+        for part, (at, keys_at) in zip(parts, places, strict=True):
+            assert here[at] == list(range(12))[part.at]
+            assert keys[keys_at] == list(range(12))[part.keys]
 
 
 def _pairs(plan: Plan, causal: bool) -> int:

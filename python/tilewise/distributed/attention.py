@@ -19,7 +19,7 @@ from tilewise.distributed.agreement import Given, agree
 from tilewise.distributed.checks import Mesh
 from tilewise.distributed.function import Attention, Call
 from tilewise.distributed.gather import Gather
-from tilewise.distributed.heads import HeadExchange, share_heads
+from tilewise.distributed.heads import HeadExchange, parts_of, share_heads
 from tilewise.distributed.layout import Layout, documents, layout_of
 from tilewise.distributed.messages import Mailbox
 from tilewise.distributed.pieces import Heads, Problem
@@ -372,13 +372,15 @@ def _call(
         inner = Gather(plan, ring_box, queries[ring_box.rank], keys[ring_box.rank], band)
     else:
         inner = Ring(plan, ring_box)
+    rows = query.shape[0] * (layouts[0].length // ring_box.size)
     if heads_box is None:
-        return Call(problem, inner)
+        return Call(problem, inner, parts_of(heads, rows, query.device))
     shared = share_heads(heads.whole, heads.group, heads_box.size)
     first = ring_box.rank * together
     exchange, key_exchange = (
         HeadExchange(heads_box, layout.lengths[first : first + together], order, query.device)
         for layout, order in zip(layouts, orders, strict=True)
     )
-    own = problem.with_heads(shared[heads_box.rank])
-    return Call(own, inner, exchange, key_exchange, tuple(shared))
+    own = shared[heads_box.rank]
+    parts = parts_of(own, rows, query.device)
+    return Call(problem.with_heads(own), inner, parts, exchange, key_exchange, tuple(shared))

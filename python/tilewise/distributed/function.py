@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from tilewise._errors import Unsupported
 from tilewise.distributed.gather import Gather
 from tilewise.distributed.heads import HeadExchange
-from tilewise.distributed.pieces import Heads, Inputs, Problem, Shares
+from tilewise.distributed.pieces import Heads, Inputs, Problem, Sums
 from tilewise.distributed.ring import Ring
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -25,6 +25,7 @@ class Call:
 
     problem: Problem
     inner: Ring | Gather
+    parts: tuple[Heads, ...]  # of the problem's heads, computed one after another
     exchange: HeadExchange | None = None  # of queries
     key_exchange: HeadExchange | None = None
     heads: tuple[Heads, ...] = ()  # of each rank, where they are exchanged
@@ -84,9 +85,13 @@ class Call:
         dtype, statistics = q.dtype, torch.float64 if q.dtype == torch.float64 else torch.float32
         q, k, v = self._spread(q), self._spread_keys(k), self._spread_keys(v)
         mask = self._spread_mask(mask)
+        inputs = Inputs(q, mask, slopes, sinks, logit_scale)
         with _naming_device(q):
-            inputs = Inputs(q, mask, slopes, sinks, logit_scale)
-            o, lse = self.inner.forward(self.problem, inputs, k, v)
+            o, lse = self._by_parts(
+                lambda problem, at, keys_at: self.inner.forward(
+                    problem, inputs.of_heads(at), k[:, keys_at], v[:, keys_at]
+                )
+            )
         out = self._collect(o.to(dtype), heads)
         saved = (q, k, v, mask, slopes, sinks, logit_scale, o, lse)
         return out, self._collect(lse.to(statistics), heads), saved
@@ -105,20 +110,36 @@ class Call:
         grad_out = self._spread(grad_out)
         grad_lse = None if grad_lse is None else self._spread(grad_lse)
         inputs = Inputs(q, mask, slopes, sinks, logit_scale)
+        sums = Sums.of(inputs, mask_gradient)
+        dtype = q.dtype if self.exchange is None else inputs.wide  # what ranks add up is not rounded before
+
+        def of_part(problem: Problem, at: slice, keys_at: slice) -> list[Tensor]:
+            found = self.inner.backward(
+                problem,
+                inputs.of_heads(at),
+                k[:, keys_at],
+                v[:, keys_at],
+                (o[:, at], lse[:, at]),
+                (grad_out[:, at], None if grad_lse is None else grad_lse[:, at]),
+                sums.of_heads(at),
+            )
+            return [x.to(dtype) for x in found]
+
         with _naming_device(q):
-            if isinstance(self.inner, Ring):
-                shares = Shares.of(inputs, o, lse, grad_out, grad_lse, mask_gradient)
-                dk, dv = self.inner.backward(self.problem, inputs, k, v, shares)
-                dq, dmask = shares.dq, shares.dmask
-                dsinks = None if sinks is None else shares.sinks(self.problem, inputs)
-                dlogit = shares.dlogit
-            else:
-                dq, dk, dv, dmask, dsinks, dlogit = self.inner.backward(
-                    self.problem, inputs, k, v, (o, lse), (grad_out, grad_lse), mask_gradient
-                )
+            dq, dk, dv = self._by_parts(of_part)
         dq = self._collect(dq, heads[0])
         dk, dv = (self._collect_keys(x, heads[1]) for x in (dk, dv))
-        return dq, dk, dv, self._collect_mask(dmask, whole_mask), dsinks, dlogit
+        return dq, dk, dv, self._collect_mask(sums.mask, whole_mask), sums.sinks, sums.logit_scale
+
+    def _by_parts(self, run: Callable[[Problem, slice, slice], Sequence[Tensor]]) -> Iterator[Tensor]:
+        """What `run` gives for the parts of the heads, put together."""
+        whole = self.problem
+        of_parts = [run(whole.with_heads(part), *whole.heads.places(part)) for part in self.parts]
+        results = [list(found) for found in zip(*of_parts, strict=True)]
+        del of_parts
+        for found in results:
+            yield found[0] if len(found) == 1 else torch.cat(found, 1)
+            found.clear()  # before the next are put together
 
 
 @contextmanager

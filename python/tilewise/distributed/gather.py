@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewise.distributed.messages import Mailbox
-from tilewise.distributed.pieces import Inputs, Joined, Problem, Shares, differentiate_whole, whole_pairs
-from tilewise.distributed.pieces import attend_whole as attend
+from tilewise.distributed.pieces import Inputs, Joined, Problem, Shares, Sums, attend_whole, whole_pairs
 from tilewise.distributed.plan import Band, Plan, Rows, in_order, meetings
 from tilewise.distributed.ring import add_parcel, numbers, pack, unpack
 
@@ -59,7 +58,7 @@ class Gather:
     def forward(self, problem: Problem, inputs: Inputs, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.collect(k, v)
         if self.whole is not None:
-            return attend(problem, inputs, keys, values, self.whole)
+            return attend_whole(problem, inputs, keys, values, self.whole)
         joined = Joined(inputs, v.shape[-1])
         joined.attend(problem, inputs, keys, values, self.pairs)
         joined.add_sinks(problem, inputs)
@@ -73,17 +72,13 @@ class Gather:
         v: Tensor,
         saved: tuple[Tensor, Tensor],
         grads: tuple[Tensor, Tensor | None],
-        mask_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        sums: Sums,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = self.collect(k, v)
-        if self.whole is not None:
-            dq, dk, dv, dmask, dsinks, dlogit = differentiate_whole(
-                problem, inputs, keys, values, self.whole, saved, grads, mask_gradient
-            )
-        else:
-            shares = Shares.of(inputs, *saved, *grads, mask_gradient)
-            dk, dv = (torch.zeros_like(x, dtype=inputs.wide) for x in (keys, values))
-            shares.differentiate(problem, inputs, keys, values, self.pairs, dk, dv)
-            dq, dmask, dlogit = shares.dq, shares.dmask, shares.dlogit
-            dsinks = None if inputs.sinks is None else shares.sinks(problem, inputs)
-        return dq, *self.give_back(dk, dv, (k, v)), dmask, dsinks, dlogit
+        shares = Shares.of(inputs, saved, grads, sums, whole=self.whole is not None)
+        dk, dv = (torch.zeros_like(x, dtype=inputs.wide) for x in (keys, values))
+        pairs = self.pairs if self.whole is None else self.whole
+        shares.differentiate(problem, inputs, keys, values, pairs, dk, dv)
+        shares.add_sinks(problem, inputs)
+        del keys, values
+        return shares.dq, *self.give_back(dk, dv, (k, v))

@@ -26,6 +26,19 @@ def share_heads(whole: int, group: int, ranks: int) -> list[Heads]:
     return found
 
 
+# A part of the heads has at least so many rows of queries: more tiles of them than a device computes at once.
+LEAST_ROWS = {"cpu": 1 << 11, "cuda": 1 << 15}
+MOST_PARTS = 8
+
+
+def parts_of(heads: Heads, rows: int, device: torch.device) -> tuple[Heads, ...]:
+    """Parts that a rank computes one after another, so that messages and gradients of one are in memory.
+
+    All ranks of a ring have the same parts; `rows` is how many queries of each head a rank has on average.
+    """
+    return tuple(heads.parts(min(MOST_PARTS, heads.count * rows // LEAST_ROWS[device.type])))
+
+
 class HeadExchange:
     """For tensors [B, H, S, ...] whose heads a rank takes by `slices[rank]`.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,6 +43,21 @@ class Heads:
         """Heads of the whole that are these heads here."""
         return slice(self.first + here.start, self.first + here.stop)
 
+    def parts(self, count: int) -> list[Heads]:
+        """At most `count` parts, as even as it goes: key heads with the queries that share them."""
+        keys = self.keys
+        number = keys.stop - keys.start
+        count = max(1, min(count, number))
+        cuts = (self.group * (keys.start + number * n // count) for n in range(count + 1))
+        ends = [min(max(cut, self.first), self.first + self.count) for cut in cuts]
+        return [replace(self, first=begin, count=end - begin) for begin, end in pairwise(ends)]
+
+    def places(self, part: Heads) -> tuple[slice, slice]:
+        """Where a part's queries and keys stand here."""
+        first, keys = part.first - self.first, part.keys
+        first_key, end_key = keys.start - self.first_key, keys.stop - self.first_key
+        return slice(first, first + part.count), slice(first_key, end_key)
+
     def runs(self) -> list[tuple[slice, slice]]:
         """Heads here of queries and keys: whole groups together, a group that is cut by itself."""
         found: list[tuple[slice, slice]] = []
@@ -67,7 +83,7 @@ class Problem:
     seed: tuple[int, int] | None
 
     def with_heads(self, heads: Heads) -> Problem:
-        return Problem(heads, self.lengths, self.packed, self.settings, self.seed)
+        return replace(self, heads=heads)
 
     def place(self, pair: Pair, head: int) -> list[int]:
         q, k = pair.q, pair.k
@@ -95,6 +111,10 @@ class Inputs:
     sinks: Tensor | None = None  # [Hq], of all heads
     logit_scale: Tensor | None = None  # [Hq], of all heads
 
+    def of_heads(self, heads: slice) -> Inputs:
+        mask = None if self.mask is None else mask_of_heads(self.mask, heads)
+        return replace(self, q=self.q[:, heads], mask=mask)
+
     @property
     def wide(self) -> torch.dtype:
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
@@ -110,13 +130,16 @@ class Inputs:
         return torch.float32 if self.q.is_cuda and halves and not added else torch.float64
 
 
+def mask_of_heads(mask: Tensor, heads: slice) -> Tensor:
+    """[B, H, Sq, Sk] of a mask, or of its gradient."""
+    mask = mask[(None,) * (4 - mask.dim())]
+    return mask if mask.shape[1] == 1 else mask[:, heads]
+
+
 def _mask_of(mask: Tensor, pair: Pair, heads: slice) -> Tensor:
     """The part of a mask, or of its gradient, that a pair is added to."""
-    mask = mask[(None,) * (4 - mask.dim())]
-    k = pair.k
+    mask, k = mask_of_heads(mask, heads), pair.k
     keys = slice(k.begin, k.last + 1, k.step) if k.count else slice(0, 0)
-    if mask.shape[1] != 1:
-        mask = mask[:, heads]
     if mask.shape[2] != 1:
         mask = mask[:, :, pair.q_rows]
     return mask if mask.shape[3] == 1 else mask[..., keys]
@@ -138,11 +161,6 @@ def _options(problem: Problem, inputs: Inputs, pair: Pair, heads: slice) -> dict
 
 def _sinks(problem: Problem, inputs: Inputs, heads: slice) -> Tensor | None:
     return None if inputs.sinks is None else inputs.sinks[problem.heads.of_whole(heads)]
-
-
-def _no_logit_gradient(inputs: Inputs) -> Tensor | None:
-    logit_scale = inputs.logit_scale
-    return None if logit_scale is None else torch.zeros_like(logit_scale, dtype=torch.float64)
 
 
 class Joined:
@@ -190,33 +208,53 @@ def _delta(grad_out: Tensor, o: Tensor) -> Tensor:
 
 
 @dataclass
+class Sums:
+    """Gradients of what pieces or heads have in common. Each adds its own."""
+
+    mask: Tensor | None  # [B, H, Sq, Sk], in f32 or wider
+    sinks: Tensor | None  # of all heads, as logit_scale's; both in f64
+    logit_scale: Tensor | None
+
+    @staticmethod
+    def of(inputs: Inputs, mask_gradient: bool) -> Sums:
+        def zeros(like: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+            return None if like is None else torch.zeros_like(like, dtype=dtype)
+
+        of_heads = (zeros(x, torch.float64) for x in (inputs.sinks, inputs.logit_scale))
+        return Sums(zeros(inputs.mask if mask_gradient else None, inputs.wide), *of_heads)
+
+    def of_heads(self, heads: slice) -> Sums:
+        return self if self.mask is None else replace(self, mask=mask_of_heads(self.mask, heads))
+
+
+@dataclass
 class Shares:
-    """Gradients of joined rows, summed piece by piece in f32 or wider."""
+    """Gradients of rows, summed piece by piece in f32 or wider.
+
+    Of rows that pieces share there is delta, computed from o before its rounding. Rows that find all keys in
+    one piece have out instead.
+    """
 
     grad_out: Tensor
     grad_lse: Tensor | None
+    out: Tensor | None
     lse: Tensor
-    delta: Tensor
+    delta: Tensor | None
     dq: Tensor
-    dmask: Tensor | None
-    dlogit: Tensor | None  # of all heads' logit_scale, in f64
+    sums: Sums
 
     @staticmethod
     def of(
-        inputs: Inputs, o: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None, mask_gradient: bool
+        inputs: Inputs,
+        saved: tuple[Tensor, Tensor],
+        grads: tuple[Tensor, Tensor | None],
+        sums: Sums,
+        whole: bool = False,
     ) -> Shares:
-        dmask = None
-        if mask_gradient and inputs.mask is not None:
-            dmask = torch.zeros_like(inputs.mask, dtype=inputs.wide)
-        return Shares(
-            grad_out,
-            None if grad_lse is None else grad_lse.double(),
-            lse,
-            _delta(grad_out, o),
-            torch.zeros_like(inputs.q, dtype=inputs.wide),
-            dmask,
-            _no_logit_gradient(inputs),
-        )
+        (o, lse), (grad_out, grad_lse) = saved, grads
+        out, delta = (o, None) if whole else (None, _delta(grad_out, o))
+        dq = torch.zeros_like(inputs.q, dtype=inputs.wide)
+        return Shares(grad_out, grad_lse, out, lse, delta, dq, sums)
 
     def differentiate(
         self,
@@ -229,43 +267,47 @@ class Shares:
         dv: Tensor,
     ) -> None:
         """Adds the gradients of the pairs; dk and dv stand beside k and v."""
-        needed = [True, True, True, self.dmask is not None, False, self.dlogit is not None]
+        whole, sums = self.delta is None, self.sums
+        dtype = inputs.wide if whole else inputs.statistics
+        dsinks = sums.sinks if whole else None
+        needed = [True, True, True, *(x is not None for x in (sums.mask, dsinks, sums.logit_scale))]
         for pair in pairs:
             for heads, keys in problem.heads.runs():
                 q_at, k_at = (slice(None), heads, pair.q_rows), (slice(None), keys, pair.k_rows)
                 found = iter(
                     _backward(
                         self.grad_out[q_at],
-                        None if self.grad_lse is None else self.grad_lse[q_at].to(inputs.statistics),
-                        None,
-                        self.lse[q_at].to(inputs.statistics),
-                        self.delta[q_at].to(inputs.statistics),
+                        None if self.grad_lse is None else self.grad_lse[q_at].to(dtype),
+                        None if self.out is None else self.out[q_at],
+                        self.lse[q_at].to(dtype),
+                        None if self.delta is None else self.delta[q_at].to(dtype),
                         needed,
                         problem.place(pair, heads.start),
                         True,
                         False,
                         *(inputs.q[q_at], k[k_at], v[k_at]),
+                        sinks=_sinks(problem, inputs, heads) if whole else None,
                         **_options(problem, inputs, pair, heads),
                     )
                 )
                 self.dq[q_at] += next(found)
                 dk[k_at] += next(found)
                 dv[k_at] += next(found)
-                if self.dmask is not None:
-                    _mask_of(self.dmask, pair, heads).add_(next(found))
-                if self.dlogit is not None:
-                    self.dlogit[problem.heads.of_whole(heads)] += next(found)
+                if sums.mask is not None:
+                    _mask_of(sums.mask, pair, heads).add_(next(found))
+                for of_heads in (dsinks, sums.logit_scale):
+                    if of_heads is not None:
+                        of_heads[problem.heads.of_whole(heads)] += next(found)
                 del found  # before the next piece has results
 
-    def sinks(self, problem: Problem, inputs: Inputs) -> Tensor:
-        """Gradients of all heads' sinks, of the rows here."""
-        assert inputs.sinks is not None
+    def add_sinks(self, problem: Problem, inputs: Inputs) -> None:
+        """The gradients of sinks, which no piece has seen."""
+        if inputs.sinks is None or self.sums.sinks is None or self.delta is None:
+            return
         sinks = inputs.sinks[problem.heads.at].double()[:, None]
         weight = torch.where(self.lse == -torch.inf, 0.0, torch.exp(sinks - self.lse))
-        shift = -self.delta if self.grad_lse is None else self.grad_lse - self.delta
-        gradient = torch.zeros_like(inputs.sinks, dtype=torch.float64)
-        gradient[problem.heads.at] = (weight * shift).sum((0, 2))
-        return gradient.to(inputs.sinks.dtype)
+        shift = -self.delta if self.grad_lse is None else self.grad_lse.double() - self.delta
+        self.sums.sinks[problem.heads.at] += (weight * shift).sum((0, 2))
 
 
 # Rows that find all their keys in one piece need no joining: they are attention itself.
@@ -306,54 +348,3 @@ def attend_whole(
                 **_options(problem, inputs, pair, heads),
             )
     return out, lse
-
-
-def differentiate_whole(
-    problem: Problem,
-    inputs: Inputs,
-    k: Tensor,
-    v: Tensor,
-    pairs: Sequence[Pair],
-    saved: tuple[Tensor, Tensor],
-    grads: tuple[Tensor, Tensor | None],
-    mask_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of query, key, value, mask, sinks and logit_scale, in f32 or wider."""
-    wide = inputs.wide
-    dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (inputs.q, k, v))
-    mask, sinks = inputs.mask, inputs.sinks
-    dmask = torch.zeros_like(mask, dtype=wide) if mask_gradient and mask is not None else None
-    dsinks = None if sinks is None else torch.zeros_like(sinks)
-    dlogit = _no_logit_gradient(inputs)
-    (out, lse), (grad_out, grad_lse) = saved, grads
-    needed = [True, True, True, dmask is not None, dsinks is not None, dlogit is not None]
-    for pair in pairs:
-        for heads, keys in problem.heads.runs():
-            q_at, k_at = (slice(None), heads, pair.q_rows), (slice(None), keys, pair.k_rows)
-            found = iter(
-                _backward(
-                    grad_out[q_at],
-                    None if grad_lse is None else grad_lse[q_at],
-                    out[q_at],
-                    lse[q_at],
-                    None,
-                    needed,
-                    problem.place(pair, heads.start),
-                    True,
-                    False,
-                    *(inputs.q[q_at], k[k_at], v[k_at]),
-                    sinks=_sinks(problem, inputs, heads),
-                    **_options(problem, inputs, pair, heads),
-                )
-            )
-            dq[q_at] = next(found).to(wide)
-            dk[k_at] += next(found)
-            dv[k_at] += next(found)
-            if dmask is not None:
-                _mask_of(dmask, pair, heads).add_(next(found))
-            if dsinks is not None:
-                dsinks[problem.heads.of_whole(heads)] += next(found)
-            if dlogit is not None:
-                dlogit[problem.heads.of_whole(heads)] += next(found)
-            del found  # before the next piece has results
-    return dq, dk, dv, dmask, dsinks, dlogit

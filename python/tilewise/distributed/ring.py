@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewise.distributed.messages import Mailbox, Pending
-from tilewise.distributed.pieces import Inputs, Joined, Problem, Shares
+from tilewise.distributed.pieces import Inputs, Joined, Problem, Shares, Sums
 from tilewise.distributed.plan import Parcel, Plan
 
 
@@ -100,13 +100,21 @@ class Ring:
         return joined.o, joined.lse
 
     def backward(
-        self, problem: Problem, inputs: Inputs, k: Tensor, v: Tensor, shares: Shares
-    ) -> tuple[Tensor, Tensor]:
-        """dk and dv of the local keys, in f32 or wider; the rest is in `shares`.
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        k: Tensor,
+        v: Tensor,
+        saved: tuple[Tensor, Tensor],
+        grads: tuple[Tensor, Tensor | None],
+        sums: Sums,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk and dv of the local rows, in f32 or wider.
 
         Gradients of others' keys go back a step behind the keys.
         """
         size = self.box.size
+        shares = Shares.of(inputs, saved, grads, sums)
         dk, dv = (torch.zeros_like(x, dtype=inputs.wide) for x in (k, v))
         coming = self._keys(1, k, v) if size > 1 else None
         shares.differentiate(problem, inputs, k, v, self.plan.own, dk, dv)
@@ -121,4 +129,5 @@ class Ring:
             self._add(behind, dk, dv)
             behind = self._gradients(distance, found, (k, v), inputs.wide)
         self._add(behind, dk, dv)
-        return dk, dv
+        shares.add_sinks(problem, inputs)
+        return shares.dq, dk, dv
