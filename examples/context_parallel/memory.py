@@ -44,7 +44,7 @@ def main() -> None:
         out = distributed.attention(*rows, is_causal=True, window=window, layout=layout, method=given.method)
         out.sum().backward()
 
-    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
     step(64 * size)  # what is loaded and made once
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
