@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "core/arena.h"
 #include "cuda/attention/common/backward/row_gradients.h"
@@ -13,6 +12,7 @@
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/tensor_map.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::wgmma_backward {
 
@@ -419,15 +419,10 @@ std::size_t workspace_bytes(const AttentionCall& call) {
 
 template <typename Table>
 void run_in(const AttentionCall& call, const Context& context) {
-  const auto row = static_cast<std::size_t>(row_of<Table>(call.problem));
-  const auto run_row = [&](auto number) {
-    constexpr int n = decltype(number)::value;
-    call.problem.dtype == DType::f16 ? run<__half, Table, n>(call, context)
-                                     : run<__nv_bfloat16, Table, n>(call, context);
-  };
-  [&]<std::size_t... n>(std::index_sequence<n...>) {
-    (void)((n == row && (run_row(std::integral_constant<int, static_cast<int>(n)>{}), true)) || ...);
-  }(std::make_index_sequence<std::size(Table::rows)>{});
+  with_row<Table>(row_of<Table>(call.problem), [&](auto row) {
+    call.problem.dtype == DType::f16 ? run<__half, Table, row>(call, context)
+                                     : run<__nv_bfloat16, Table, row>(call, context);
+  });
 }
 
 }  // namespace tilewise::cuda::wgmma_backward

@@ -41,6 +41,10 @@ struct Words {
 };
 
 /// A CTA's shared memory. Buffers of TMA and wgmma have an alignment of 1024 bytes.
+///
+/// These are pointers, since with one struct of rows and barriers ptxas 13.0 keeps the base of the struct in
+/// a register: at dim 128, the persistent kernel then spilled 16 bytes per thread, and features out of
+/// step 8.
 template <Config c>
 struct Shared {
   using KeyPanels = PanelTile<64 * c.panels(), c.keys>;

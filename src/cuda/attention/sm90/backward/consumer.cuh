@@ -1,0 +1,838 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/attention/sm90/backward/features.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/flag.cuh"
+#include "cuda/ptx/local.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/ring.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::wgmma_backward {
+
+/// The factor that makes S an exponent of 2: scale · log2 e. A scale of 0 becomes a tiny number, which leaves
+/// the result as it is but keeps hidden elements of S, ±inf, from becoming NaN.
+inline __host__ __device__ float exponent_unit(float scale) {
+  const float x = scale * log2e;
+  return fabsf(x) < 1e-30f ? 1e-30f : x;
+}
+
+// Consumers. S and dP are [64 keys, own queries]. Element 4j + e of lane 4g + t is that of key g + 8·(e / 2)
+// of the warp's 16 and of query 8j + 2t + e % 2 of the consumer's.
+
+/// `known` is the consumer's number where the two consumers have different shapes. Where it is −1, the number
+/// comes from the thread's index.
+template <typename T, Config c, int known = -1>
+struct Consumer {
+  static constexpr int dk_dims = c.own_dk_dims(known == 1 ? 1 : 0);
+  static constexpr int dv_dims = c.own_dv_dims(known == 1 ? 1 : 0);
+  static constexpr int dq_panels = c.dq_panels(known == 1 ? 1 : 0);
+  using Scores = float[c.own_queries() / 2];
+  /// P or dS rounded, as the A operand of dV or dK.
+  using Fragments = std::uint32_t[c.own_queries() / 16][4];
+
+  const TileParams& params;
+  const Shared<c>& shared;
+  const Walk& walk;
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = known >= 0 ? known : warp / 4;
+  const LanePlace<c> place{warp, lane};
+  const float unit;  ///< factor that makes S an exponent of 2
+  float dk[dk_dims / 2], dv[dv_dims / 2];
+
+  __device__ Consumer(const TileParams& params_, const Shared<c>& shared_, const Walk& walk_)
+      : params(params_), shared(shared_), walk(walk_), unit(exponent_unit(params.scale)) {}
+
+  __device__ void arrive_once(Mbarrier* barrier) const {
+    __syncwarp();
+    if (lane == 0) arrive(barrier);
+  }
+
+  /// Starts sums += P·dO or dS·Q, with P or dS [64 keys, queries] in registers. Without `add` it starts from
+  /// 0.
+  template <int size>
+  __device__ __forceinline__ void start_gradient(float (&sums)[size], const Fragments& pairs,
+                                                 const std::byte* rows_smem, bool add) {
+    const TileDescriptor rows = shared.tile(rows_smem, Shared<c>::QueryPanels::panel_bytes);
+#pragma unroll
+    for (int step = 0; step < c.queries / 16; ++step) {
+      WarpgroupProduct<T, 2 * size>::from_registers(sums, pairs[step], rows + step * 128, add || step > 0);
+    }
+    commit_products();
+  }
+  /// The same with P or dS of both consumers in shared memory, and the consumer's panels of dO or Q.
+  template <int size>
+  __device__ __forceinline__ void start_wide_gradient(float (&sums)[size], const std::byte* pairs_smem,
+                                                      const std::byte* rows_smem, int first_panel, bool add) {
+    using Panels = typename Shared<c>::QueryPanels;
+    const TileDescriptor pairs = shared.tile(pairs_smem, Shared<c>::DsPanels::panel_bytes);
+    const TileDescriptor rows =
+        shared.tile(rows_smem + first_panel * Panels::panel_bytes, Panels::panel_bytes);
+#pragma unroll
+    for (int step = 0; step < c.queries / 16; ++step) {
+      WarpgroupProduct<T, 2 * size>::template from_shared<0, 1>(sums, pairs + step * 2, rows + step * 128,
+                                                                add || step > 0);
+    }
+    commit_products();
+  }
+
+  using DqPart = float[c.dq_queries() / 2];  ///< an accumulator of dQᵀ, [64 dims, dq_queries]
+  /// Issues the product dQᵀ = Kᵀ·dSᵀ of a panel of K and a part of the queries of dS.
+  __device__ __forceinline__ void issue_dq(DqPart& dq, const std::byte* ds_smem, int key_panel, int ds_part) {
+    const TileDescriptor a = shared.tile(shared.k + key_panel * Shared<c>::KeyPanels::panel_bytes,
+                                         Shared<c>::KeyPanels::panel_bytes);
+    // A panel of dS has 64 queries; a consumer may have half of them.
+    constexpr int ds_part_bytes = c.dq_queries() < 64 ? 2 * c.dq_queries() : Shared<c>::DsPanels::panel_bytes;
+    const TileDescriptor b = shared.tile(ds_smem + ds_part * ds_part_bytes, Shared<c>::DsPanels::panel_bytes);
+    forget(dq);
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) {
+      WarpgroupProduct<T, c.dq_queries()>::template from_shared<1, 1>(dq, a + step * 128, b + step * 128,
+                                                                      step > 0);
+    }
+  }
+  __device__ __forceinline__ void start_dq(DqPart& dq, const std::byte* ds_smem, int key_panel, int ds_part) {
+    issue_dq(dq, ds_smem, key_panel, ds_part);
+    commit_products();
+  }
+
+  __device__ __forceinline__ void hide(Scores& s, const Visible& visible) const {
+    const float hidden = unit > 0 ? minus_infinity : -minus_infinity;
+#pragma unroll
+    for (int n = 0; n < c.own_queries() / 2; ++n) {
+      const int key = place.first_key() + n % 4 / 2 * 8;
+      const int r = place.first_query() + n / 4 * 8 + n % 2;
+      if (key < r + visible.low || key >= r + visible.high || key >= walk.key_count) s[n] = hidden;
+    }
+  }
+
+  /// Replaces S by P, and rounds P.
+  __device__ __forceinline__ void compute_p(Scores& s, const float* lse_smem, Fragments& p_rounded) const {
+#pragma unroll
+    for (int j = 0; j < c.own_queries() / 8; ++j) {
+      float2 lse{};
+      if constexpr (!c.preload) lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = s[4 * j + e];
+        x = exp2_approx(c.preload ? x * unit : fmaf(x, unit, e % 2 == 0 ? -lse.x : -lse.y));
+      }
+      p_rounded[j / 2][j % 2 * 2] = pack<T>(s[4 * j], s[4 * j + 1]);
+      p_rounded[j / 2][j % 2 * 2 + 1] = pack<T>(s[4 * j + 2], s[4 * j + 3]);
+    }
+  }
+  __device__ __forceinline__ void compute_ds(const Scores& p, const Scores& dp, const float* delta_smem,
+                                             Fragments& ds) const {
+#pragma unroll
+    for (int j = 0; j < c.own_queries() / 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int n = 4 * j + 2 * half;
+        ds[j / 2][j % 2 * 2 + half] = pack<T>(p[n] * (dp[n] - delta.x), p[n + 1] * (dp[n + 1] - delta.y));
+      }
+    }
+  }
+
+  /// Stores P or dS of the consumer in shared memory, among those of both consumers.
+  __device__ __forceinline__ void store_fragments(std::byte* to_smem, const Fragments& pairs) const {
+#pragma unroll
+    for (int step = 0; step < c.own_queries() / 16; ++step) {
+      const int chunk = place.query / 8 + 2 * step + lane / 16;
+      store_matrices(static_cast<std::uint32_t>(__cvta_generic_to_shared(
+                         to_smem + Shared<c>::DsPanels::offset(place.key + lane % 16, chunk))),
+                     pairs[step]);
+    }
+  }
+
+  /// Stores a consumer's dQ, the `number`-th, in shared memory: each warp has 16 dims of each panel. The
+  /// caller follows with a fence and publish_dq(), or with add_dq().
+  template <int at_once>
+  __device__ __forceinline__ void stage_dq(const DqPart (&dq)[at_once], int number) const {
+    if constexpr (c.producer_adds_dq()) {
+      wait(shared.dq_empty + group, number % 2 ^ 1);
+    } else {
+      if (lane == 0) wait_stores_read();
+      __syncwarp();  // the bulk copy has read the last dQ, which all lanes overwrite
+    }
+#pragma unroll
+    for (int panel = 0; panel < at_once; ++panel) {
+      float* to = shared.dq + (4 * panel + warp) * c.warp_dq_floats() + 4 * lane;
+#pragma unroll
+      for (int j = 0; j < c.dq_queries() / 8; ++j) {
+        const float* four = dq[panel] + 4 * j;
+        *reinterpret_cast<float4*>(to + 128 * j) = {four[0], four[1], four[2], four[3]};
+      }
+    }
+  }
+  __device__ __forceinline__ void stage_dq(const DqPart& dq, int number) const {
+    stage_dq(reinterpret_cast<const DqPart(&)[1]>(dq), number);
+  }
+  __device__ __forceinline__ void publish_dq() const { arrive_once(shared.dq_full + group); }
+
+  /// Adds the warp's part of the staged dQ to the sums in global memory, where no producer thread does that.
+  __device__ __forceinline__ void add_dq(int head_q, int tile, int panel) const {
+    fence_async_proxy();
+    __syncwarp();  // all lanes have stored and fenced their dQ, which lane 0 copies
+    const int chunk = 4 * panel + warp % 4;
+    if (lane != 0 || !params.wants_dq || 16 * chunk >= params.sizes.dim_qk) return;
+    const Workspace& workspace = params.workspace;
+    const std::int64_t at =
+        walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile;
+    std::uint32_t* added =
+        workspace.added == nullptr ? nullptr : workspace.added + at * c.dq_chunks() + chunk;
+    std::uint32_t rank = 0;
+    if (added != nullptr) {
+      rank = walk.template rank_in_walk<c>(params.sizes, params.score.blocks, head_q, tile);
+      await_flag(added, rank);
+    }
+    add_floats(workspace.dq + at * (c.dim * c.queries) + c.dq_offset(0, chunk),
+               shared.dq + warp * c.warp_dq_floats(), c.warp_dq_floats() * 4);
+    commit_stores();
+    if (added == nullptr) return;
+    wait_stores();  // the sums must be complete before the next CTA in order adds to them
+    __threadfence();
+    raise_flag(added, rank + 1);
+  }
+
+  /// Zeroes rows of Q and dO past a packed sequence's end, which belong to another sequence. P is 0 there,
+  /// but the rows may hold infinity or NaN, and 0 times these is NaN.
+  __device__ __forceinline__ void clear_rows_past_end(const std::byte* q, const std::byte* d_o,
+                                                      int tile) const {
+    const int valid = walk.entry.length_q - tile * c.queries;
+    if (!params.sizes.packed || valid >= c.queries) return;
+    constexpr int chunks = Shared<c>::QueryPanels::chunks;
+    static_assert(chunks >= Shared<c>::GradientPanels::chunks);
+    // Where registers are short, the thread's number is read again, so that nothing derived from it stays in
+    // registers while products run.
+    constexpr bool few_registers = (c.general && !c.in_step) || c.persistent;
+    const int thread = few_registers ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
+    for (int index = thread; index < (c.queries - valid) * chunks; index += c.consumer_threads) {
+      const int at = Shared<c>::QueryPanels::offset(valid + index / chunks, index % chunks);
+      *reinterpret_cast<uint4*>(const_cast<std::byte*>(q) + at) = {};
+      if (index % chunks < Shared<c>::GradientPanels::chunks) {
+        *reinterpret_cast<uint4*>(const_cast<std::byte*>(d_o) + at) = {};
+      }
+    }
+    fence_async_proxy();
+    sync_some<both_consumers, c.consumer_threads>();  // both consumers have cleared their part
+  }
+
+  /// Computes P from S with the general kernel's score rules and masks. Returns a bit for each pair: whether
+  /// dropout keeps it.
+  __device__ __forceinline__ std::uint32_t compute_p_with_features(Scores& s, Fragments& p_rounded,
+                                                                   const Visible& visible, const Step& step,
+                                                                   int stage) const {
+    const ScoreParams& score = params.score;
+    const LanePlace<c> place(warp, lane_now());  // computed again, to take no registers while products run
+    std::uint32_t kept = ~0u;
+    if (score.dropout) {
+      const StageOf at(step.n, score.kept_stages);
+      wait(shared.kept_full + at.stage, at.parity);
+      kept = kept_pairs<c>(shared.kept + at.stage * c.kept_words() * c.queries, place);
+      arrive_once(shared.kept_empty + at.stage);
+    }
+    const Entry& entry = walk.entry;
+    TileInputs<c> inputs{
+        .score = score,
+        .mask_smem = shared.mask + mask_place<c>(score, step).stage * score.mask_bytes(c),
+        .lse_smem = shared.lse + stage * c.queries + place.first_query(),
+        .offset_smem = shared.offset + stage * c.queries + place.first_query(),
+        .place = place,
+        .slope = score.alibi ? static_cast<float>(score.alibi_slopes.at(entry.b, step.head_q)) : 0.0f,
+        .distance = step.tile * c.queries + place.first_query() + entry.length_k - entry.length_q -
+                    (walk.first_key + place.first_key()),
+        .visible = visible,
+        .key_count = walk.key_count};
+    // Replaces S by P times the derivative of softcap, the factor of dS. Rounds P, with 0 for dropped pairs.
+    const auto take = [&](int j, float(&p)[4], const float(&slope)[4]) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[4 * j + e] = p[e] * slope[e];
+        if ((kept >> (4 * j + e) & 1) == 0) p[e] = 0;
+      }
+      p_rounded[j / 2][j % 2 * 2] = pack<T>(p[0], p[1]);
+      p_rounded[j / 2][j % 2 * 2 + 1] = pack<T>(p[2], p[3]);
+    };
+    if (!has_mask<c>(score, step)) {
+      compute_p_general<T, MaskForm::none, c>(s, inputs, take);
+      return kept;
+    }
+    const StageOf at = mask_place<c>(score, step);
+    wait(shared.mask_full + at.stage, at.parity);
+    if (c.listed && step.block >= 0) {
+      inputs.seen = seen_pairs<c>(score.blocks, shared.seen + at.stage * (c.seen_bytes() / 4), place);
+    }
+    compute_p_general<T, c>(score.mask, s, inputs, take);
+    arrive_once(shared.mask_empty + at.stage);
+    return kept;
+  }
+
+  __device__ __forceinline__ void compute_ds_with_features(Fragments& ds, const Scores& p, const Scores& dp,
+                                                           const float* delta_smem, std::uint32_t kept,
+                                                           int head_q, int tile) const {
+    const LanePlace<c> place(warp, lane_now());
+    const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, place);
+    if (params.score.dmask.data == nullptr) {
+      compute_ds_general<T, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    } else {
+      compute_ds_general<T, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    }
+  }
+
+  /// The stages of a tile's Q and dO. One ring serves both if they have the same number of stages.
+  struct At {
+    Ring<c.q_stages> q;
+    Ring<c.d_o_stages> own_d_o;
+    __device__ const auto& d_o() const {
+      if constexpr (c.q_stages == c.d_o_stages) {
+        return q;
+      } else {
+        return own_d_o;
+      }
+    }
+    __device__ void advance() {
+      q.advance();
+      own_d_o.advance();
+    }
+  };
+
+  /// A tile's operands in shared memory, and the keys that its queries see.
+  struct Tile {
+    const std::byte* q;
+    const std::byte* d_o;
+    std::byte* ds;
+    std::byte* p;
+    const float* lse;
+    const float* delta;  ///< like `lse`, from the lane's first query on
+    Visible visible;
+  };
+  __device__ __forceinline__ Tile begin_tile(Scores& s, int tile, int n, const At& at) {
+    const int q = at.q.stage(), d_o = at.d_o().stage();
+    const Tile of{.q = shared.q + q * c.q_bytes(),
+                  .d_o = shared.d_o + d_o * c.d_o_bytes(),
+                  .ds = shared.ds + n % c.ds_stages * c.ds_bytes(),
+                  .p = shared.p + n % c.ds_stages * c.ds_bytes(),
+                  .lse = shared.lse + q * c.queries + place.first_query(),
+                  .delta = shared.delta + d_o * c.queries + place.first_query(),
+                  .visible = Visible::of<c>(params.sizes, walk, tile)};
+    wait(shared.q_full + q, at.q.parity());
+    if (params.sizes.packed) {
+      wait(shared.d_o_full + d_o, at.d_o().parity());
+      clear_rows_past_end(of.q, of.d_o, tile);
+    }
+    start_scores<T, c, c.dim>(s, shared.k, of.q, group);
+    wait(shared.d_o_full + d_o, at.d_o().parity());
+    return of;
+  }
+
+  /// A tile of the general kernel in step, where each consumer has keys of its own. The score rules leave no
+  /// registers for dP, so dP is computed after P, together with dV.
+  __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
+    const int n = step.n;
+    const bool has_dq = !c.dq_alternates() || n % 2 == group;
+    Scores s, dp;
+    Fragments p_rounded, ds;
+    const Tile of = begin_tile(s, step.tile, n, at);
+    wait_products<0>();  // S
+    pin(s);
+    const std::uint32_t kept = compute_p_with_features(s, p_rounded, of.visible, step, at.q.stage());
+    pin(p_rounded);
+    start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
+    start_gradient(dv, p_rounded, of.d_o, n > 0);
+    wait_products<1>();  // dP
+    pin(dp);
+    compute_ds_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
+    store_fragments(of.ds, ds);
+    fence_async_proxy();
+    pin(ds);
+    fence_products();
+    // dS of both consumers is stored. Both have completed dQ of the previous tile, whose stage of dS the next
+    // tile overwrites.
+    sync_some<both_consumers, c.consumer_threads>();
+    const int key_panel = c.dim > 64 ? group : 0;
+    DqPart dq;
+    if (has_dq) {
+      fence_products();
+      start_dq(dq, of.ds, key_panel, 0);
+    } else {
+      commit_products();  // an empty group, so that both consumers wait for the same number of groups
+    }
+    wait_products<1>();  // dV
+    arrive_once(shared.d_o_empty + at.d_o().stage());
+    start_gradient(dk, ds, of.q, n > 0);
+    wait_products<1>();  // dQ
+    if (has_dq) {
+      pin(dq);
+      stage_dq(dq, n);
+      add_dq(step.head_q, step.tile, key_panel);
+    }
+    wait_products<0>();  // dK
+    arrive_once(shared.q_empty + at.q.stage());
+  }
+
+  /// The same where consumers split S and dP by queries, and dK, dV and dQ by dims (`wide`).
+  __device__ __forceinline__ void run_wide_tile(const Step& step, const At& at) {
+    const int n = step.n;
+    Scores s, dp;
+    Fragments p_rounded, ds;
+    const Tile of = begin_tile(s, step.tile, n, at);
+    start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
+    wait_products<1>();  // S
+    pin(s);
+    const std::uint32_t kept = compute_p_with_features(s, p_rounded, of.visible, step, at.q.stage());
+    store_fragments(of.p, p_rounded);
+    wait_products<0>();  // dP
+    pin(dp);
+    compute_ds_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
+    store_fragments(of.ds, ds);
+    fence_async_proxy();
+    // P and dS of both consumers are stored. Both have completed the products of the previous tile, whose
+    // stage the next tile overwrites.
+    sync_some<both_consumers, c.consumer_threads>();
+    fence_products();
+    start_wide_gradient(dv, of.p, of.d_o, c.first_dv_panel(group), n > 0);
+    const int dq_panel = c.first_dq_panel(group);
+    DqPart dq;
+    start_dq(dq, of.ds, dq_panel, 0);
+    wait_products<1>();  // dV
+    arrive_once(shared.d_o_empty + at.d_o().stage());
+    start_wide_gradient(dk, of.ds, of.q, c.first_dk_panel(group), n > 0);
+    wait_products<1>();  // dQ
+    pin(dq);
+    stage_dq(dq, 0);
+    static_assert(dq_panels == 2);
+    wait_products<0>();  // dK
+    arrive_once(shared.q_empty + at.q.stage());
+    add_dq(step.head_q, step.tile, dq_panel);
+    fence_products();
+    start_dq(dq, of.ds, dq_panel + 1, 0);
+    wait_products<0>();
+    pin(dq);
+    stage_dq(dq, 0);
+    add_dq(step.head_q, step.tile, dq_panel + 1);
+  }
+
+  // The plain kernel.
+
+  /// Sets an accumulator of S to a value for each query.
+  __device__ __forceinline__ void preload(Scores& x, const float* values_smem) const {
+    if constexpr (c.preload) {
+#pragma unroll
+      for (int j = 0; j < c.own_queries() / 8; ++j) {
+        const float2 value = *reinterpret_cast<const float2*>(values_smem + 8 * j);
+        x[4 * j] = x[4 * j + 2] = value.x;
+        x[4 * j + 1] = x[4 * j + 3] = value.y;
+      }
+      pin(x);  // in registers before the product starts
+    }
+  }
+  __device__ __forceinline__ const std::byte* q_smem(const At& at) const {
+    return shared.q + at.q.stage() * c.q_bytes();
+  }
+  __device__ __forceinline__ const std::byte* d_o_smem(const At& at) const {
+    return shared.d_o + at.d_o().stage() * c.d_o_bytes();
+  }
+  /// Waits for Q of a tile, if there is one.
+  __device__ __forceinline__ void wait_for_q(const At& at, int tile, bool exists) const {
+    if (!exists) return;
+    wait(shared.q_full + at.q.stage(), at.q.parity());
+    if (params.sizes.packed) {
+      wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
+      clear_rows_past_end(q_smem(at), d_o_smem(at), tile);
+    }
+  }
+  __device__ __forceinline__ void preload_lse(Scores& s, const At& at) const {
+    preload(s, shared.lse + at.q.stage() * c.queries + place.first_query());
+  }
+  __device__ __forceinline__ void start_dp(Scores& dp, const At& at) const {
+    wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
+    start_scores<T, c, c.dim_v>(dp, shared.v, d_o_smem(at), group);
+  }
+  /// Computes P and dS of the tile whose products S and dP are in flight.
+  __device__ __forceinline__ void compute_p_and_ds(Scores& s, Scores& dp, Fragments& p_rounded, Fragments& ds,
+                                                   int tile, const At& at) const {
+    const Visible visible = Visible::of<c>(params.sizes, walk, tile);
+    wait_products<1>();  // S
+    pin(s);
+    if (!visible.all) hide(s, visible);
+    // With `turns`, the other consumer has its P and dS then.
+    if constexpr (c.turns) sync_with_arrivals(first_turn + group);
+    compute_p(s, shared.lse + at.q.stage() * c.queries + place.first_query(), p_rounded);
+    wait_products<0>();  // dP
+    pin(dp);
+    compute_ds(s, dp, shared.delta + at.d_o().stage() * c.queries + place.first_query(), ds);
+  }
+
+  /// The mainloop of the plain kernel, where each consumer has keys of its own. No product is in flight from
+  /// one tile to the next: otherwise ptxas would serialize all products.
+  ///
+  /// `at` and `done`, the number of tiles of earlier jobs, continue from job to job.
+  __device__ __forceinline__ void run_plain(At& at, int& done) {
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
+    if (count <= 0) return;
+    const int key_panel = c.dim > 64 ? group : 0, ds_panel = c.dq_by_queries() ? group : 0;
+    // Stage and parity of dS of tile n. For n = −1 the wait for "full" returns at once.
+    const auto ds_stage = [](int n) { return n & 1; };
+    const auto ds_parity = [](int n) { return static_cast<std::uint32_t>(n >> 1 & 1); };
+    const auto ds_smem = [&](int n) { return shared.ds + ds_stage(n) * c.ds_bytes(); };
+    const int end = done + count;
+    bool later = false;  // whether this is not the job's first tile
+    Scores s, dp;
+    DqPart dq;
+    int tile = walk.end_tile - 1;
+    wait_for_q(at, tile, true);
+    preload_lse(s, at);
+    if (c.turns && group == 1) arrive_for_sync(first_turn);
+#pragma unroll 1
+    for (int n = done; n < end; ++n) {
+      const bool more = n + 1 < end, adds = c.persistent ? later : n > 0;
+      Fragments p_rounded, ds;
+      start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
+      start_dp(dp, at);
+      compute_p_and_ds(s, dp, p_rounded, ds, tile, at);
+      wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
+      store_fragments(ds_smem(n), ds);
+      fence_async_proxy();
+      arrive_once(shared.ds_full + ds_stage(n));
+      if (c.turns && (more || group == 0)) arrive_for_sync(first_turn + 1 - group);
+      wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
+      pin(p_rounded);
+      pin(ds);
+      fence_products();
+      start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);  // for the first tile, the result is dropped
+      start_gradient(dv, p_rounded, d_o_smem(at), adds);
+      start_gradient(dk, ds, q_smem(at), adds);
+      At next = at;
+      next.advance();
+      if (--tile < walk.first_tile) tile = walk.end_tile - 1;
+      wait_products<2>();  // dQ
+      pin(dq);
+      if (adds) {
+        arrive_once(shared.ds_empty + ds_stage(n - 1));
+        stage_dq(dq, n - 1);
+      } else if (c.persistent && n > 0) {
+        // The first tile of a later job drops this dQ, but it has read the last dS of the job before.
+        arrive_once(shared.ds_empty + ds_stage(n - 1));
+      }
+      wait_products<1>();  // dV
+      arrive_once(shared.d_o_empty + at.d_o().stage());
+      wait_for_q(next, tile, more);
+      // After a job's last tile, `next` may belong to the next job.
+      preload_lse(s, more || !c.persistent ? next : at);
+      wait_products<0>();  // dK
+      arrive_once(shared.q_empty + at.q.stage());
+      if (adds) {
+        fence_async_proxy();  // while products run, it would take longer
+        publish_dq();
+      }
+      at = next;
+      later = true;
+    }
+    wait(shared.ds_full + ds_stage(end - 1), ds_parity(end - 1));
+    fence_products();
+    start_dq(dq, ds_smem(end - 1), key_panel, ds_panel);
+    wait_products<0>();
+    pin(dq);
+    stage_dq(dq, end - 1);
+    fence_async_proxy();
+    publish_dq();
+    done = end;
+  }
+
+  // The general kernel where consumers are not in step.
+
+  /// Waits for Q of the next tile and reads its Step. Returns false at the end of the walk.
+  __device__ __forceinline__ bool next_step(Step& step, const At& at) const {
+    const int q = at.q.stage();
+    wait(shared.q_full + q, at.q.parity());
+    step = shared.steps[q];
+    if (step.tile < 0) return false;
+    if (params.sizes.packed) {
+      wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
+      clear_rows_past_end(q_smem(at), d_o_smem(at), step.tile);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void run_features() {
+    const int key_panel = c.dim > 64 ? group : 0, ds_part = c.dq_by_queries() ? group : 0;
+    const auto ds_stage = [](int n) { return n & 1; };
+    const auto ds_parity = [](int n) { return static_cast<std::uint32_t>(n >> 1 & 1); };
+    const auto ds_smem = [&](int n) { return shared.ds + ds_stage(n) * c.ds_bytes(); };
+    At at;
+    Step step;
+    DqPart dq;
+    int n = 0;
+    if (c.turns && group == 1) arrive_for_sync(first_turn);
+#pragma unroll 1
+    for (; next_step(step, at); ++n) {
+      step.n = n;  // the same number, which then needs only one register
+      Scores s, dp;
+      Fragments p_rounded, ds;
+      const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
+      start_scores<T, c, c.dim>(s, shared.k, q_smem(at), group);
+      if constexpr (!c.late_dp()) start_dp(dp, at);
+      wait_products<c.late_dp() ? 0 : 1>();  // S
+      pin(s);
+      // With `turns`, the other consumer has its P then.
+      if constexpr (c.turns) sync_with_arrivals(first_turn + group);
+      const std::uint32_t kept =
+          compute_p_with_features(s, p_rounded, shared.visible[at.q.stage()], step, at.q.stage());
+      if constexpr (c.late_dp()) {
+        pin(p_rounded);
+        start_dp(dp, at);
+        start_gradient(dv, p_rounded, d_o_smem(at), n > 0);
+      }
+      if constexpr (c.turns) arrive_for_sync(first_turn + 1 - group);
+      wait_products<c.late_dp() ? 1 : 0>();  // dP
+      pin(dp);
+      compute_ds_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
+      wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
+      store_fragments(ds_smem(n), ds);
+      fence_async_proxy();
+      arrive_once(shared.ds_full + ds_stage(n));
+      wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
+      if constexpr (!c.late_dp()) pin(p_rounded);
+      pin(ds);
+      fence_products();
+      start_dq(dq, ds_smem(n - 1), key_panel, ds_part);  // for n = 0, the result is dropped
+      if constexpr (!c.late_dp()) start_gradient(dv, p_rounded, d_o_smem(at), n > 0);
+      start_gradient(dk, ds, q_smem(at), n > 0);
+      if constexpr (c.late_dp()) {
+        wait_products<2>();  // dV
+        arrive_once(shared.d_o_empty + at.d_o().stage());
+        wait_products<1>();  // dQ
+      } else {
+        wait_products<2>();  // dQ
+      }
+      pin(dq);
+      if (n > 0) {
+        arrive_once(shared.ds_empty + ds_stage(n - 1));
+        stage_dq(dq, n - 1);
+      }
+      if constexpr (!c.late_dp()) {
+        wait_products<1>();  // dV
+        arrive_once(shared.d_o_empty + at.d_o().stage());
+      }
+      wait_products<0>();  // dK
+      arrive_once(shared.q_empty + at.q.stage());
+      if (n > 0) {
+        fence_async_proxy();  // while products run, it would take longer
+        publish_dq();
+      }
+      at.advance();
+    }
+    if (c.turns && group == 0)
+      sync_with_arrivals(first_turn);  // pairs with the other consumer's last arrival
+    if (n == 0) return;
+    wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
+    fence_products();
+    start_dq(dq, ds_smem(n - 1), key_panel, ds_part);
+    wait_products<0>();
+    pin(dq);
+    stage_dq(dq, n - 1);
+    fence_async_proxy();
+    publish_dq();
+  }
+
+  /// The mainloop where consumers split S and dP by queries, and dK, dV and dQ by dims (`wide`), with or
+  /// without features.
+  __device__ __forceinline__ void run_wide() {
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
+    if (!c.general && count <= 0) return;
+    constexpr int at_once = c.dq_panels_at_once(known == 1 ? 1 : 0), rounds = dq_panels / at_once;
+    const int dq_panel = c.first_dq_panel(group);
+    At at;
+    Scores s, dp;
+    DqPart dq[at_once];
+    const auto start_dq_panels = [&](const std::byte* ds_smem, int first) {
+#pragma unroll
+      for (int panel = 0; panel < at_once; ++panel) issue_dq(dq[panel], ds_smem, dq_panel + first + panel, 0);
+      commit_products();
+    };
+    int tile = walk.end_tile - 1;
+    Step step;
+    if constexpr (!c.general) {
+      wait_for_q(at, tile, true);
+      preload_lse(s, at);
+    }
+#pragma unroll 1
+    for (int n = 0; c.general ? next_step(step, at) : n < count; ++n) {
+      std::byte* p_smem = shared.p + n % c.ds_stages * c.ds_bytes();
+      std::byte* ds_smem = shared.ds + n % c.ds_stages * c.ds_bytes();
+      Fragments p_rounded, ds;
+      start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
+      start_dp(dp, at);
+      if constexpr (c.general) {
+        wait_products<1>();  // S
+        pin(s);
+        const std::uint32_t kept =
+            compute_p_with_features(s, p_rounded, shared.visible[at.q.stage()], step, at.q.stage());
+        store_fragments(p_smem, p_rounded);
+        wait_products<0>();  // dP
+        pin(dp);
+        const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
+        compute_ds_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
+      } else {
+        compute_p_and_ds(s, dp, p_rounded, ds, tile, at);
+        store_fragments(p_smem, p_rounded);
+      }
+      store_fragments(ds_smem, ds);
+      fence_async_proxy();
+      At next = at;
+      next.advance();
+      if (--tile < walk.first_tile) tile = walk.end_tile - 1;
+      // P and dS of both consumers are stored. Both have completed the products of the previous tile, whose
+      // stage the next tile overwrites.
+      sync_some<both_consumers, c.consumer_threads>();
+      fence_products();
+      start_wide_gradient(dv, p_smem, d_o_smem(at), c.first_dv_panel(group), n > 0);
+      start_dq_panels(ds_smem, 0);
+      wait_products<1>();  // dV
+      arrive_once(shared.d_o_empty + at.d_o().stage());
+      start_wide_gradient(dk, ds_smem, q_smem(at), c.first_dk_panel(group), n > 0);
+      if constexpr (!c.general) {
+        wait_for_q(next, tile, n + 1 < count);
+        preload_lse(s, next);
+      }
+      wait_products<1>();  // dQ
+#pragma unroll
+      for (int panel = 0; panel < at_once; ++panel) pin(dq[panel]);
+      stage_dq(dq, n * rounds);
+      if constexpr (rounds == 2) {
+        fence_products();
+        start_dq_panels(ds_smem, 1);
+        wait_products<1>();  // dK
+        arrive_once(shared.q_empty + at.q.stage());
+        fence_async_proxy();
+        publish_dq();
+        wait_products<0>();  // dQ
+        pin(dq[0]);
+        stage_dq(dq, n * rounds + 1);
+      } else {
+        wait_products<0>();  // dK
+        arrive_once(shared.q_empty + at.q.stage());
+      }
+      fence_async_proxy();
+      publish_dq();
+      at = next;
+    }
+  }
+
+  __device__ __forceinline__ void clear_sums() {
+#pragma unroll
+    for (int n = 0; n < dk_dims / 2; ++n) dk[n] = 0;
+#pragma unroll
+    for (int n = 0; n < dv_dims / 2; ++n) dv[n] = 0;
+  }
+  __device__ __forceinline__ void run() {
+    clear_sums();
+    if constexpr (c.wide() && !c.in_step) {
+      run_wide();
+    } else if constexpr (!c.general) {
+      At at;
+      int done = 0;
+      run_plain(at, done);
+    } else if constexpr (!c.in_step) {
+      run_features();
+    } else {
+      At at;
+      const auto run_step = [&](const Step& step) {
+        if constexpr (c.wide()) {
+          run_wide_tile(step, at);
+        } else {
+          run_tile(step, at);
+        }
+        at.advance();
+      };
+      if constexpr (c.listed) {
+        // The producer walks the lists and publishes each tile: consumers have no registers for that.
+#pragma unroll 1
+        while (true) {
+          wait(shared.q_full + at.q.stage(), at.q.parity());
+          const Step step = shared.steps[at.q.stage()];
+          if (step.tile < 0) break;
+          run_step(step);
+        }
+      } else {
+        for_each_tile<c>(params, walk, run_step);
+      }
+    }
+    pin(dk);
+    pin(dv);
+    if (!c.producer_adds_dq() && lane == 0) wait_stores();
+  }
+
+  /// Rounds a consumer's part of dK or dV and stores it in shared memory.
+  template <int size>
+  __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[size], int first_chunk,
+                                             float factor) const {
+#pragma unroll
+    for (int n = 0; n < size / 2; ++n) {  // pairs of dims
+      const int row = place.first_key() + n % 2 * 8;
+      *reinterpret_cast<std::uint32_t*>(to_smem + Shared<c>::KeyPanels::offset(row, first_chunk + n / 2) +
+                                        4 * (lane % 4)) =
+          pack<T>(sums[2 * n] * factor, sums[2 * n + 1] * factor);
+    }
+  }
+  /// Copies dK or dV from shared memory to global memory.
+  __device__ void store_rows(const Rows& rows, int dims, const std::byte* from_smem) const {
+    using Panels = typename Shared<c>::KeyPanels;
+    if (!rows.wanted) return;
+    std::byte* first =
+        row_of_halves(rows, walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
+    const int count = walk.template written<c>(params.sizes);
+#pragma unroll 1
+    for (int index = static_cast<int>(threadIdx.x); index < c.keys * Panels::chunks;
+         index += c.consumer_threads) {
+      const int row = index / Panels::chunks, chunk = index % Panels::chunks;
+      if (row >= count || chunk * 8 >= dims) continue;
+      *reinterpret_cast<uint4*>(first + row * rows.stride_s * 2 + chunk * 16) =
+          *reinterpret_cast<const uint4*>(from_smem + Panels::offset(row, chunk));
+    }
+  }
+  /// Writes dK or dV in f32, which a piece of a whole has, from registers to global memory.
+  template <int size>
+  __device__ void store_rows_f32(const Rows& rows, int dims, const float (&sums)[size], int first_chunk,
+                                 float factor) const {
+    if (!rows.wanted) return;
+    std::byte* first = rows.at(walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
+    const int count = walk.template written<c>(params.sizes);
+#pragma unroll
+    for (int n = 0; n < size / 2; ++n) {  // pairs of dims
+      const int row = place.first_key() + n % 2 * 8, dim = (first_chunk + n / 2) * 8 + 2 * (lane % 4);
+      if (row >= count || dim >= dims) continue;
+      *reinterpret_cast<float2*>(first + (row * rows.stride_s + dim) * 4) = {sums[2 * n] * factor,
+                                                                             sums[2 * n + 1] * factor};
+    }
+  }
+  __device__ __forceinline__ void store_gradients() const {
+    const int dk_chunk = c.wide() ? 8 * c.first_dk_panel(group) : 0;
+    const int dv_chunk = c.wide() ? 8 * c.first_dv_panel(group) : 0;
+    const bool dk_is_f32 = params.dk.dtype == DType::f32, dv_is_f32 = params.dv.dtype == DType::f32;
+    if (dk_is_f32) store_rows_f32(params.dk, params.sizes.dim_qk, dk, dk_chunk, params.scale);
+    if (dv_is_f32) store_rows_f32(params.dv, params.sizes.dim_v, dv, dv_chunk, params.dv_scale);
+    // In a persistent CTA the next job's K and V are being loaded, so dK and dV go through the buffers of dS
+    // and dQ.
+    static_assert(!c.persistent || c.k_bytes() + c.v_bytes() <=
+                                       c.ds_stages * c.ds_bytes() + c.dq_buffers() * 16 * c.warp_dq_floats());
+    std::byte* dk_smem = c.persistent ? shared.ds : shared.k;
+    std::byte* dv_smem = c.persistent ? shared.ds + c.k_bytes() : shared.v;
+    sync_some<both_consumers,
+              c.consumer_threads>();  // no product of either consumer reads the buffers any more
+    stage_rows(dk_smem, dk, dk_chunk, params.scale);
+    stage_rows(dv_smem, dv, dv_chunk, params.dv_scale);
+    sync_some<both_consumers, c.consumer_threads>();  // both consumers have stored their rows
+    if (!dk_is_f32) store_rows(params.dk, params.sizes.dim_qk, dk_smem);
+    if (!dv_is_f32) store_rows(params.dv, params.sizes.dim_v, dv_smem);
+    // Both consumers have read the rows, which dS and dQ of the next job overwrite.
+    if constexpr (c.persistent) sync_some<both_consumers, c.consumer_threads>();
+  }
+};
+
+}  // namespace tilewise::cuda::wgmma_backward
