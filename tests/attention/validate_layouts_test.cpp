@@ -63,13 +63,13 @@ const Refusal packed_sequences[] = {
        s.inputs.packed.cumulative_q = s.indices({4}, {0, 3, 6, 7});
        s.inputs.packed.cumulative_k = s.indices({4}, {0, 3, 6, 7});
      },
-     "packed.cumulative_q", "at most 6 rows", "7"},
+     "packed.cumulative_q", "a last entry of at most 6", "7"},
     {"ExceedsK", packed,
      [](Scene& s) {
        s.inputs.packed.cumulative_q = s.indices({4}, {0, 2, 5, 6});
        s.inputs.packed.cumulative_k = s.indices({4}, {0, 4, 8, 10});
      },
-     "packed.cumulative_k", "at most 9 rows", "10"},
+     "packed.cumulative_k", "a last entry of at most 9", "10"},
     {"Mask", packed, [](Scene& s) { s.inputs.mask = s.zeros(DType::boolean, {3, 4}); }, "mask",
      "none with packed sequences", "boolean[3, 4]"},
     {"BlockMask", packed, [](Scene& s) { s.inputs.blocks.counts = s.zeros(DType::i32, {1, 1, 1}); }, "blocks",

@@ -190,7 +190,7 @@ TEST(Ffn, bad_input_is_named_and_nothing_is_written) {
   Problem p = random_problem(random, {3, 4, 6, 4}, DType::f32, Activation::gelu, false);
   p.d_gate = Buffer(DType::f32, {6, 4});
   EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }),
-            "d_gate: expected a gate to differentiate, got none");
+            "d_gate: expected gate to differentiate, got none");
 }
 
 TEST(Ffn, gradients_have_the_type_of_what_they_are_of_and_contiguous_rows) {
