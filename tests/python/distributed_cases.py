@@ -328,9 +328,25 @@ def _placed(placement: Placement) -> Tensor:
     return DTensor.from_local(torch.zeros(2), mesh_of((dist.get_world_size(),)), [placement])
 
 
-def _packed(starts: Any) -> Any:
+def _packed(starts: Any, starts_k: Any = None, **options: Any) -> Any:
     x = torch.zeros(2, 2, 4)
-    return distributed.attention_varlen(x, x, x, starts)
+    return distributed.attention_varlen(x, x, x, starts, starts_k, **options)
+
+
+def _of_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], **options: Any) -> Any:
+    return distributed.attention(*(torch.zeros(shape) for shape in (query, key, value)), **options)
+
+
+def _of_placements(*placements: Placement | None) -> Any:
+    """Of query, key and value; None is a Tensor that is none of DTensor's."""
+    mesh, x = mesh_of((dist.get_world_size(),)), torch.zeros(1, 2, 12, 4)
+    return distributed.attention(*(x if p is None else distribute_tensor(x, mesh, [p]) for p in placements))
+
+
+def _elsewhere() -> Tensor:
+    """Numbers of heads on another mesh than `_small_dtensor`'s."""
+    size = dist.get_world_size()
+    return DTensor.from_local(torch.zeros(2), mesh_of((size, 1)), [Replicate(), Replicate()])
 
 
 def _error_of(call: Any) -> str:
@@ -339,6 +355,12 @@ def _error_of(call: Any) -> str:
     except (tilewise.Error, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
+
+
+def _in_steps(step: int) -> Layout:
+    """6 tokens to a rank, next to each other in the sequence, but not in the rank's memory."""
+    ends = range(6, 6 * dist.get_world_size() + 1, 6)
+    return Layout(ends[-1], tuple(tuple(Span(end - 6 + n, end, step) for n in range(step)) for end in ends))
 
 
 def wrong_use(name: str) -> str:
@@ -373,6 +395,33 @@ def wrong_use(name: str) -> str:
         "sparse": lambda: distributed.attention(*[torch.zeros(1, 1, 2, 4).to_sparse()] * 3),
         "starts": lambda: _packed([0, 2.5] if last else [0, 2]),
         "starts kind": lambda: _packed(None if last else [0, 2]),
+        "starts fall": lambda: _packed([0, 3, 2]),
+        "starts of keys": lambda: _packed([0, 1, 2], [0, 2]),
+        "starts end": lambda: _packed(torch.tensor([0, 2 * size + 1]), layout="contiguous"),
+        "query alone": lambda: _of_placements(Shard(2), None, Shard(2)),
+        "key alone": lambda: _of_placements(None, Shard(2), None),
+        "placements": lambda: _of_placements(Shard(2), Shard(2), Replicate()),
+        "whole rows": lambda: _of_placements(*[Replicate()] * 3),
+        "other mesh": lambda: _small_dtensor(sinks=_elsewhere()),
+        "rank": lambda: _of_shapes((2, 2, 4), (2, 2, 4), (2, 2, 4)),
+        "key type": lambda: distributed.attention(
+            torch.zeros(1, 1, 2, 4), *[torch.zeros(1, 1, 2, 4, dtype=torch.float64)] * 2
+        ),
+        "value length": lambda: _of_shapes((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 3, 4)),
+        "key dim": lambda: _of_shapes((1, 1, 2, 4), (1, 1, 2, 5), (1, 1, 2, 4)),
+        "key batch": lambda: _of_shapes((1, 1, 2, 4), (2, 1, 2, 4), (2, 1, 2, 4)),
+        "groups": lambda: _of_shapes((1, 4, 2, 4), (1, 2, 2, 4), (1, 2, 2, 4), enable_gqa=False),
+        "odd groups": lambda: _of_shapes((1, 3, 2, 4), (1, 2, 2, 4), (1, 2, 2, 4), enable_gqa=True),
+        "mask rows": lambda: _small(attn_mask=torch.ones(5, 2 * size, dtype=torch.bool)),
+        "one mask row": lambda: _small(attn_mask=torch.zeros(1 if last else 2, 2 * size)),
+        "dropout": lambda: _small(dropout_p=1.0 if last else 0.0),
+        "slopes' gradient": lambda: _small(alibi_slopes=torch.ones(2, requires_grad=last)),
+        "method name": lambda: _small(method="star"),
+        "hybrid": lambda: _small(method="hybrid"),
+        "layout name": lambda: _small(layout="spiral"),
+        "steps": lambda: _small(is_causal=True, layout=_in_steps(2), key_layout=_in_steps(3), length=6),
+        "whole": lambda: distributed.shard(torch.zeros(9), distributed.contiguous(8, size), 0, 0),
+        "local": lambda: distributed.unshard(torch.zeros(3), distributed.contiguous(2 * size, size), 0),
         "cut": lambda: distributed.unshard(torch.zeros(2), distributed.contiguous(8, size + 1), 0),
     }
     text = _error_of(calls[name])
@@ -459,6 +508,34 @@ def per_head_dtensors(method: str, by_heads: bool, sharded: bool) -> list[str]:
     ]
     return wrong + [f"placement of {name}" for name in heads if name in pairs
                     and heads[name].grad.placements != heads[name].placements]  # fmt: skip
+
+
+def entries_over_a_mesh() -> bool:
+    """Slopes [B, Hq] where one dimension of the mesh splits the sequence and the other the batch."""
+    size = dist.get_world_size()
+    mesh = mesh_of(FACTORS[size])
+    torch.manual_seed(0)
+    whole = [torch.randn(4, 2, 6 * size, 8, dtype=torch.float64) for _ in range(3)]
+    slopes = torch.rand(4, 2, dtype=torch.float64)
+    given = [distribute_tensor(x, mesh, [Shard(2), Shard(0)]) for x in whole]
+    placed = distribute_tensor(slopes, mesh, [Replicate(), Replicate()])
+    out = distributed.attention(*given, is_causal=True, alibi_slopes=placed)
+    expected = tilewise.attention(*whole, is_causal=True, alibi_slopes=slopes)
+    return torch.allclose(out.full_tensor(), expected, rtol=0, atol=1e-12)
+
+
+def starts_in_a_tensor() -> bool:
+    """The same bits as of a list."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    x = torch.randn(6 * size, 2, 8)
+    starts = [0, 5, 6 * size]
+    local = distributed.shard(x, distributed.documents(torch.tensor(starts), size), rank, 0)
+    outs = [
+        distributed.attention_varlen(local, local, local, given, is_causal=True)
+        for given in (starts, torch.tensor(starts, dtype=torch.int32))
+    ]
+    return torch.equal(*outs)
 
 
 def without_validation() -> bool:

@@ -76,6 +76,31 @@ WRONG = {
     "sparse": r"InvalidArgument: query: expected a dense tensor, got torch.sparse_coo",
     "starts": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q\[1\]: expected int, got float",
     "starts kind": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q: expected a Tensor of rank 1 ",
+    "starts fall": r"InvalidArgument: cu_seqlens_q: expected a first entry of 0 and entries that do not decr",
+    "starts of keys": r"InvalidArgument: cu_seqlens_k: expected as many entries as cu_seqlens_q, 3, got 2",
+    "starts end": r"InvalidArgument: cu_seqlens_q: expected a last entry of \d+, the tokens of all ranks, ",
+    "query alone": r"InvalidArgument: key: expected a DTensor with the placements of query, .*, got Tensor",
+    "key alone": r"InvalidArgument: key: expected a Tensor like query, got a DTensor",
+    "placements": r"InvalidArgument: value: expected a DTensor with the placements of query, .*, got .*Repl",
+    "whole rows": r"InvalidArgument: query: expected a DTensor sharded along dimension 2, got .*Replicate",
+    "other mesh": r"InvalidArgument: sinks: expected a DTensor on query's mesh, .*, got DeviceMesh",
+    "rank": r"InvalidArgument: query: expected rank 4, got rank 3",
+    "key type": r"InvalidArgument: key: expected the type of query, torch.float32, got torch.float64",
+    "value length": r"InvalidArgument: value: expected the shape of key except its last extent, ",
+    "key dim": r"InvalidArgument: key: expected the head dim of query, 4, got 5",
+    "key batch": r"InvalidArgument: key: expected the batch of query, 1, got 2",
+    "groups": r"InvalidArgument: enable_gqa: expected True where query has 4 heads and key 2, got False",
+    "odd groups": r"InvalidArgument: query: expected a multiple of key's 2 heads, got 3",
+    "mask rows": r"InvalidArgument: attn_mask: expected a shape that broadcasts to \[2, 2, 2\] and all keys",
+    "one mask row": r"InvalidArgument: attn_mask: expected one row per query, .*, or one row on every rank, ",
+    "dropout": r"InvalidArgument: rank \d raised InvalidArgument: dropout_p: expected a number in \[0, 1\), ",
+    "slopes' gradient": r"InvalidArgument: rank \d raised Unsupported: alibi_slopes: no gradient is computed",
+    "method name": r"InvalidArgument: method: expected one of 'ring', .*, got 'star'",
+    "hybrid": r"InvalidArgument: mesh: expected a DeviceMesh of 2 dimensions for method 'hybrid', got None",
+    "layout name": r"InvalidArgument: layout: expected a Layout or one of 'contiguous', .*, got 'spiral'",
+    "steps": r"InvalidArgument: layout: expected queries and keys in equal steps, or one of them in steps o",
+    "whole": r"InvalidArgument: whole: expected 8 tokens along dimension 0, got \[9\]",
+    "local": r"InvalidArgument: local: expected 2 tokens along dimension 0, got 3",
     "cut": r"InvalidArgument: layout: expected a layout for the mesh's \d ranks, got one for \d",
 }
 
@@ -108,6 +133,14 @@ def test_dtensors_along_the_sequence(ranks: Ranks, method: str) -> None:
 @pytest.mark.parametrize(("method", "by_heads"), [("ring", False), ("ulysses", False), ("ring", True)])
 def test_what_heads_have_may_be_dtensors(ranks: Ranks, method: str, by_heads: bool, sharded: bool) -> None:
     assert not any(ranks.run(cases.per_head_dtensors, method, by_heads, sharded))
+
+
+def test_slopes_of_entries_follow_the_batch_of_a_mesh(ranks: Ranks) -> None:
+    assert all(ranks.run(cases.entries_over_a_mesh))
+
+
+def test_starts_may_be_a_tensor(ranks: Ranks) -> None:
+    assert all(ranks.run(cases.starts_in_a_tensor))
 
 
 def test_ranks_need_not_compare_what_they_were_given(ranks: Ranks) -> None:
@@ -264,6 +297,75 @@ def test_a_layout_with_a_token_twice_is_refused() -> None:
         tilewise.InvalidArgument, match="layout: expected each of 4 tokens on exactly one rank"
     ):
         distributed.Layout(4, ((distributed.Span(0, 3),), (distributed.Span(2, 4),)))
+
+
+BAD_LAYOUTS: dict[str, tuple[Callable[[], object], str]] = {
+    "no ranks": (lambda: distributed.Layout(4, ()), "layout: expected one rank or more, got none"),
+    "no step": (
+        lambda: distributed.Layout(4, ((distributed.Span(0, 4, 0),),)),
+        "layout: expected spans that start at 0 or above, in steps of 1 or more, got Span",
+    ),
+    "rank below 0": (lambda: distributed.zigzag(8, 2).positions(-1), "rank: expected one of the 2 ranks"),
+    "rank beyond": (
+        lambda: distributed.shard(torch.zeros(8), distributed.zigzag(8, 2), 2, 0),
+        "rank: expected one of the 2 ranks, counted from 0, got 2",
+    ),
+    "zigzag over none": (lambda: distributed.zigzag(8, 0), "ranks: expected at least 1, got 0"),
+    "runs over none": (lambda: distributed.contiguous(8, 0), "ranks: expected at least 1, got 0"),
+    "stripes over less": (lambda: distributed.striped(8, -1), "ranks: expected at least 1, got -1"),
+    "length below 0": (lambda: distributed.contiguous(-3, 2), "length: expected at least 0, got -3"),
+    "zigzag below 0": (lambda: distributed.zigzag(-3, 2), "length: expected at least 0, got -3"),
+    "no block": (lambda: distributed.balanced([1, 2], 0, 8, 2), "block: expected at least 1, got 0"),
+    "other blocks": (
+        lambda: distributed.balanced([1, 2, 3], 4, 8, 2),
+        "pairs: expected one number for each of 2 blocks, got 3",
+    ),
+    "no starts": (lambda: distributed.documents([], 2), "cu_seqlens: expected a first entry of 0"),
+    "starts fall": (lambda: distributed.documents([0, 5, 3], 2), "cu_seqlens: expected a first entry of 0"),
+    "count in no block": (lambda: distributed.count_pairs(8, 0), "block: expected at least 1, got 0"),
+    "count beyond": (
+        lambda: distributed.count_pairs(8, 4, cu_seqlens=torch.tensor([0, 3])),
+        "cu_seqlens: expected a last entry of 8, the length, got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LAYOUTS)
+def test_a_bad_layout_is_named(name: str) -> None:
+    make, message = BAD_LAYOUTS[name]
+    with pytest.raises(tilewise.InvalidArgument, match=re.escape(message)):
+        make()
+
+
+def test_a_start_between_two_tokens_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"cu_seqlens\[1\]: expected int, got float"):
+        distributed.documents([0, 2.5, 4], 2)  # type: ignore[list-item]
+
+
+def test_a_sequence_without_tokens_has_a_layout() -> None:
+    pairs = distributed.count_pairs(0, 4)
+    for layout in (distributed.balanced(pairs, 4, 0, 2), distributed.zigzag(0, 2)):
+        assert layout.lengths == (0, 0)
+
+
+@pytest.mark.parametrize("window", [(3, None), (3, 1), (None, 2), (0, 0)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_pairs_are_counted_as_a_window_leaves_them(
+    window: tuple[int | None, int | None], is_causal: bool
+) -> None:
+    left, right = window
+    far = 0 if is_causal else 20 if right is None else right
+    seen = [
+        sum(1 for j in range(20) if i - (20 if left is None else left) <= j <= i + far) for i in range(20)
+    ]
+    expected = [sum(seen[n : n + 6]) for n in range(0, 20, 6)]
+    assert distributed.count_pairs(20, 6, is_causal=is_causal, window=window) == expected
+
+
+def test_a_call_without_process_groups_says_what_is_missing() -> None:
+    rows = [torch.zeros(1, 1, 2, 4)] * 3
+    with pytest.raises(tilewise.InvalidArgument, match=r"mesh: .*call init_process_group first"):
+        distributed.attention(*rows)
 
 
 @pytest.mark.parametrize("module", ["layout", "sharding"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tilewise._arguments import Alignment, Precision, Window, tf32_allowed
-from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
+from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, reject, translated
 from tilewise._seeds import draw_seed
 from tilewise.distributed import checks
 from tilewise.distributed.agreement import Given, agree
@@ -217,9 +217,6 @@ def attention_varlen(
 
 
 def _apply(arguments: tuple[Any, ...], names: dict[str, str]) -> tuple[Tensor, Tensor]:
-    slopes = arguments[4]
-    if slopes is not None and slopes.requires_grad:
-        raise Unsupported("alibi_slopes: no gradient is computed for them; detach them")
     try:
         return Attention.apply(*arguments)
     except RuntimeError as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tilewise._arguments import check_optional_tensors, check_tensors, is_strict, window_of
-from tilewise._errors import check_dense, reject
+from tilewise._errors import Unsupported, check_dense, reject
 from tilewise._scalars import flag_of, number_of, scale_of, text_of, whole_of
 from tilewise._triton import NAMES as KERNELS
 
@@ -143,6 +143,8 @@ def check_per_head(query: Tensor, slopes: Any, sinks: Any, logit_scale: Any, ent
             reject(name, "f32", _TYPES.get(x.dtype, str(x.dtype).removeprefix("torch.")))
         if x.device != query.device:
             reject(name, f"memory on {query.device}, as query", x.device)
+    if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+        raise Unsupported("alibi_slopes: no gradient is computed for them; detach them")
 
 
 def check_mask(mask: Any, query: Tensor) -> None:

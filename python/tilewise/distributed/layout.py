@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewise._errors import reject
+from tilewise._scalars import at_least, whole_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Layout:
 
     def positions(self, rank: int) -> Tensor:
         """Where the rank's tokens stand in the sequence: what rotary embeddings want to know."""
+        if not 0 <= whole_of("rank", rank) < len(self.ranks):
+            reject("rank", f"one of the {len(self.ranks)} ranks, counted from 0", rank)
         spans = self.ranks[rank]
         parts = [torch.arange(span.begin, max(span.end, span.begin), span.step) for span in spans]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
@@ -91,24 +94,37 @@ def _cuts(begin: int, end: int, parts: int) -> list[Span]:
     return [Span(a, b) for a, b in pairwise(ends)]
 
 
+def _starts_of(cu_seqlens: Sequence[int] | Tensor) -> list[int]:
+    starts = [int(whole_of(f"cu_seqlens[{n}]", start)) for n, start in enumerate(cu_seqlens)]
+    if not starts or starts[0] != 0 or starts != sorted(starts):
+        reject("cu_seqlens", "a first entry of 0 and entries that do not decrease", starts)
+    return starts
+
+
 def contiguous(length: int, ranks: int) -> Layout:
     """One run of tokens after another: for attention without a band, or with a window."""
+    at_least(0, length=length)
+    at_least(1, ranks=ranks)
     return _layout(length, ([span] for span in _cuts(0, length, ranks)))
 
 
 def zigzag(length: int, ranks: int) -> Layout:
     """A run from the start and one from the end for each rank: causal attention is the same work for all."""
+    at_least(0, length=length)
     return documents((0, length), ranks)
 
 
 def striped(length: int, ranks: int) -> Layout:
     """Every ranks-th token: causal attention is the same work for all, in every step."""
+    at_least(0, length=length)
+    at_least(1, ranks=ranks)
     return _layout(length, ([Span(rank, length, ranks)] for rank in range(ranks)))
 
 
 def documents(cu_seqlens: Sequence[int] | Tensor, ranks: int) -> Layout:
     """Packed documents, each of them in zigzag."""
-    starts = [int(x) for x in cu_seqlens]
+    at_least(1, ranks=ranks)
+    starts = _starts_of(cu_seqlens)
     spans: list[list[Span]] = [[] for _ in range(ranks)]
     for begin, end in pairwise(starts):
         cuts = _cuts(begin, end, 2 * ranks)
@@ -123,6 +139,8 @@ def balanced(pairs: Sequence[int], block: int, length: int, ranks: int) -> Layou
     `pairs[n]` counts those of tokens n·block to (n + 1)·block. The blocks with the most are dealt out first,
     forth and back, so that all ranks have about as many tokens and as many pairs.
     """
+    at_least(0, length=length)
+    at_least(1, block=block, ranks=ranks)
     blocks = -(-length // block)
     if len(pairs) != blocks:
         reject("pairs", f"one number for each of {blocks} blocks", f"{len(pairs)}")
@@ -146,8 +164,14 @@ def count_pairs(
     >>> count_pairs(8, 4, is_causal=True)
     [10, 26]
     """
-    position = torch.arange(length)
-    starts = torch.tensor([0, length] if cu_seqlens is None else [int(x) for x in cu_seqlens])
+    at_least(0, length=length)
+    at_least(1, block=block)
+    cumulative = [0, length] if cu_seqlens is None else _starts_of(cu_seqlens)
+    if cumulative[-1] != length:
+        reject("cu_seqlens", f"a last entry of {length}, the length", cumulative[-1])
+    if length == 0:
+        return []
+    position, starts = torch.arange(length), torch.tensor(cumulative)
     owner = torch.searchsorted(starts, position, right=True) - 1
     left, right = (None, None) if window is None else window
     first, last = starts[owner], starts[owner + 1] - 1
