@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,30 @@ def test_what_stands_behind_a_link_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "there" / "page.html").write_text("old")
     files.replace(link, "new")
     assert link.is_symlink() and (tmp_path / "there" / "page.html").read_text() == "new"
+
+
+def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
+    """As `--out /dev/stdout` or a shell's `>(command)`: nothing is put in its place."""
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    files.check_writable("--out", pipe)
+    files.replace(pipe, "a page")
+    reader.join()
+    assert read == ["a page"] and pipe.is_fifo()
+
+
+def test_a_folder_is_no_record(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=f"records: cannot read {tmp_path}: Is a directory"):
+        records.read(tmp_path)
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "suite.jsonl"
+    path.write_text('[1, 2]\n{"finished": "2020-01-02"}\n')
+    with pytest.raises(BadInput, match=rf"{path}, line 1: expected an object, got '?\[1, 2\]"):
+        records.read(path)
 
 
 # Found out before anything is measured

@@ -632,6 +632,31 @@ def test_recorded_f32_has_the_error_of_f32(suite: str) -> None:
     assert checked > 20
 
 
+def test_a_page_without_its_comments_is_said() -> None:
+    page = "before\n<!-- x: begin, by make figures -->\nold\n<!-- x: end -->\nafter\n"
+    drawn = figures.between(page, "x", "new")
+    assert "\nnew\n" in drawn and "old" not in drawn
+    assert drawn.startswith("before\n") and drawn.endswith("\nafter\n")
+    assert figures.between(drawn, "x", "new") == drawn
+    for lacking in ("", page.replace("<!-- x: end -->", "")):
+        with pytest.raises(ValueError, match="the page lacks the comments"):
+            figures.between(lacking, "x", "new")
+
+
+def test_drawing_writes_what_differs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = {tmp_path / name: name for name in ("same", "other", "fresh")}
+    (tmp_path / "same").write_text("same")
+    (tmp_path / "other").write_text("old")
+    monkeypatch.setattr(figures, "render", lambda root: pages)
+    before = (tmp_path / "same").stat().st_mtime_ns
+    assert figures.main(tmp_path) == 0
+    assert all(path.read_text() == text for path, text in pages.items())
+    assert (tmp_path / "same").stat().st_mtime_ns == before
+    assert capsys.readouterr().out.split() == ["drawn", "other", "drawn", "fresh"]
+
+
 def test_documents_are_drawn_from_the_records() -> None:
     if not (ROOT / "results").exists() or not (ROOT / "README.md").exists():
         pytest.skip("a staged tree has no documents")

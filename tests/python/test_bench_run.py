@@ -248,6 +248,67 @@ def test_what_fails_is_a_row_that_says_so(error: Exception, reason: str) -> None
     assert set(lines[0]) >= SCHEMA and all(line["ms"] for line in lines[1:])
 
 
+def test_a_problem_too_large_to_make_is_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(problem: Problem, device: torch.device) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
+
+    monkeypatch.setattr(measure.kinds, "inputs", fail)
+    every = implementations.all_for(CPU)[:3]
+    lines = measure.measure(SMALL, every, settings(), Record())
+    assert [line["impl"] for line in lines] == [x.name for x in every]
+    for line in lines:
+        assert line["skipped"] == "out of memory" and all(line[key] is None for key in FIGURES)
+
+
+def test_a_call_that_fails_only_when_timed_has_no_figure_by_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no memory for the second set")
+
+    monkeypatch.setattr(measure.timing, "race", fail)
+    record = Record()
+    for line in measure.measure(SMALL, implementations.all_for(CPU)[:2], settings(), record):
+        assert line["ms"] is None and line["tflops"] is None
+        assert line["skipped"] == "no memory for the second set"
+    assert not record.rates
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_16_bits_round_their_factors_results_and_gradients(dtype: torch.dtype) -> None:
+    """What PyTorch's own error is taken of for kernels that round P, S and their gradients."""
+    a, b = (torch.randn(5, 5, requires_grad=True) for _ in range(2))
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x.detach().to(dtype).float()
+
+    with exact.SixteenBitProducts(dtype):
+        out = a @ b
+        scores = out * (1 / 3) + 1e-4  # no product, so it keeps all digits
+    assert torch.equal(out, rounded(rounded(a) @ rounded(b))) and not torch.equal(out, a @ b)
+    assert not torch.equal(scores, rounded(scores))
+    grad = torch.randn(5, 5)
+    with exact.SixteenBitProducts(dtype):
+        found = torch.autograd.grad(a @ b, (a, b), grad)
+    expected = (rounded(grad) @ rounded(b).T, rounded(a).T @ rounded(grad))
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, rounded(y))
+
+
+def test_the_bound_of_a_rounding_kernel_is_that_of_products_of_16_bits() -> None:
+    problem = replace(SMALL, dtype="bf16", direction="both")
+    check = exact.Check(problem, Operands.random(problem, CPU), 1e9)
+    (rounding,) = sorted(exact.ROUNDING)[:1]
+    plain, half = check.of_torch("simd"), check.of_torch(rounding)
+    assert len(plain) == len(half) == len(check.names) == 4
+    assert all(a.rms < b.rms for a, b in zip(plain, half, strict=True))
+    assert check.of_torch(rounding) is half  # made once
+
+
+def test_dropout_has_no_truth_to_compare_with() -> None:
+    problem = replace(SMALL, dropout=0.5)
+    check = exact.Check(problem, Operands.random(problem, CPU), 1e9)
+    assert check([torch.zeros(1)]) == [] and check.of_torch("simd") == []
+
+
 def test_a_lost_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def synchronize() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -14,7 +14,8 @@ import pytest
 import tilewise
 import torch
 from tilewise import _binding, cli
-from tilewise.bench import environment, exact, files, measure, rates, records
+from tilewise.bench import environment, exact, files, measure, rates, records, suites
+from tilewise.bench.operations import OPERATIONS
 from tilewise.bench.problem import BadInput
 
 pytestmark = pytest.mark.usefixtures("quick_rates")
@@ -70,6 +71,14 @@ def test_bench_writes_records_and_a_report(
         (
             ["check", "--shape", "hq=1 sq=999999999 d=999999999", "--device", "cpu"],
             "--shape: cannot make the",
+        ),
+        (
+            ["explain", "--shape", "op=gemm m=1 n=1 k=1"],
+            "--shape: expected attention, the one operation expl",
+        ),
+        (
+            ["profile", "--shape", "op=rope heads=1 length=2 dim=8", "--pass", "backward", "--device", "cpu"],
+            "--pass: expected a pass of this operation, got 'backward'",
         ),
         (["report", "nowhere"], "records: expected a file or folder, got 'nowhere'"),
         (["report", ".", "--png"], "--png: expected --plots as well"),
@@ -207,6 +216,26 @@ def test_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["bench", "--device", "cuda"]) == 2
     assert "--device: expected an available device, got cuda" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert environment.choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(BadInput, match="--device: expected one of 2 GPUs, got cuda:2"):
+        environment.choose_device("cuda:2")
+
+
+def test_the_list_has_every_suite_and_who_takes_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--list", "--device", "cpu"]) == 0
+    listed, present = capsys.readouterr().out.split("\non cpu\n")
+    assert [line.split()[0] for line in listed.splitlines()] == suites.names()
+    for name in suites.names():
+        assert f"{name} " in listed and f" {len(suites.load(name).problems)} problems " in listed
+    words = {line.split()[0]: line for line in present.splitlines() if line.strip()}
+    for op in ("attention", *OPERATIONS):
+        names = words[op].split(maxsplit=1)[1].split(", ")
+        assert {name.startswith("torch ") for name in names} == {True, False}, names
 
 
 def test_info_lists_kernels_and_simd(capsys: pytest.CaptureFixture[str]) -> None:

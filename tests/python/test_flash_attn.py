@@ -336,6 +336,33 @@ MALFORMED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
             X, X, X, cache_batch_idx=torch.zeros(2).int(), block_table=torch.zeros(2, 1).int()
         ),
     ),
+    "pages of other sequences": (
+        ValueError,
+        r"block_table: expected int32 \[B, max_blocks\] for cu_seqlens_k \[B \+ 1\], got \[3, 1\]",
+        lambda: flash_attn.flash_attn_varlen_func(
+            X[0], X, X, *[torch.tensor([0, 2, 4]).int()] * 2, 2, 2, block_table=torch.zeros(3, 1).int()
+        ),
+    ),
+    "a length below 0": (
+        ValueError,
+        "cache_seqlens: expected 0 or above, got -1",
+        lambda: flash_attn.flash_attn_with_kvcache(
+            X[:, :1], X.clone(), X.clone(), X[:, :1], X[:, :1], cache_seqlens=torch.tensor([0, -1]).int()
+        ),
+    ),
+    "a page that is not there": (
+        ValueError,
+        "block_table: expected numbers from 0 to 1, got 2",
+        lambda: flash_attn.flash_attn_with_kvcache(
+            X[:, :1],
+            X.clone(),
+            X.clone(),
+            X[:, :1],
+            X[:, :1],
+            cache_seqlens=torch.zeros(2).int(),
+            block_table=torch.tensor([[1], [2]]).int(),
+        ),
+    ),
     "append past the cache": (
         ValueError,
         "cache_seqlens: expected",

@@ -325,6 +325,30 @@ def test_angles_with_a_gradient_are_refused() -> None:
         tilewise.apply_rope(leaf(1, 1, 3, 8), None, cos.requires_grad_(), sin)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        tilewise.rms_norm,
+        lambda x: tilewise.layer_norm(x, torch.ones(8), torch.zeros(8)),
+        lambda x: tilewise.ffn(x, torch.ones(5, 8), torch.ones(8, 5)),
+    ],
+    ids=["rms_norm", "layer_norm", "ffn"],
+)
+def test_a_second_derivative_is_refused_and_not_zero(call: Callable[[Tensor], Tensor]) -> None:
+    x = leaf(2, 8)
+    (first,) = torch.autograd.grad(call(x).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(tilewise.Unsupported, match="this gradient cannot be differentiated again"):
+        torch.autograd.grad(first.sum(), x)
+
+
+def test_products_and_angles_have_a_second_derivative() -> None:
+    x, w = leaf(3, 8, dtype=torch.float64), leaf(5, 8, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(tilewise.linear, (x, w))
+    cos, sin = (table.double() for table in tilewise.rope_tables(3, 8))
+    turned = leaf(1, 1, 3, 8, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda x: tilewise.apply_rope(x, None, cos, sin), (turned,))
+
+
 def test_explain_walks_the_list() -> None:
     text = torch.ops.tilewise.explain_ffn(torch.randn(2, 8), torch.randn(5, 8), torch.randn(8, 5))
     assert text.startswith("ffn forward f32 M2 E8 F5 O8 on cpu, gelu")

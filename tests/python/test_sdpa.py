@@ -15,6 +15,7 @@ from tilewise.integrations import sdpa
 from torch import Tensor
 from torch.nn.attention import SDPBackend, current_flash_attention_impl, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
+from torch.testing._internal.two_tensor import TwoTensor
 
 torchs_own = F.scaled_dot_product_attention  # as code has it that imported the name before
 
@@ -124,9 +125,16 @@ def nested() -> list[Tensor]:
     return [torch.nested.nested_tensor([torch.randn(4, n, 8) for n in (3, 5)])] * 3
 
 
+def wrapped() -> list[Tensor]:
+    """As data-parallel libraries have them: what is inside is not where the Tensor says."""
+    return [TwoTensor(x, x.clone()) for x in (torch.randn(2, 4, 9, 16) for _ in range(3))]
+
+
 REFUSED: dict[str, Any] = {
     "float64": (lambda: rows(2, 4, dtype=torch.float64), {}, "query: only the reference"),
     "nested": (nested, {}, "query: not a dense tensor"),
+    "head dims": (lambda: rows(2, 4, dv=4097), {}, "query: a head dimension outside 1 to 4096"),
+    "subclass": (wrapped, {}, "query: a subclass of Tensor"),
     "mask and causal": (
         lambda: rows(2, 4),
         {"attn_mask": torch.linspace(-2, 2, 13)[None], "is_causal": True},
@@ -143,7 +151,8 @@ def test_what_tilewise_does_not_take_is_torchs(name: str) -> None:
         out = F.scaled_dot_product_attention(*inputs, **options)
     expected = torchs_own(*inputs, **options)
     if not out.is_nested:
-        assert torch.equal(out, expected)
+        assert type(out) is type(expected)
+        assert torch.equal(*(x.a if isinstance(x, TwoTensor) else x for x in (out, expected)))
     (route,) = sdpa.calls()
     assert route.startswith(f"torch: {reason}") and reason in sdpa.explain()
 
@@ -163,6 +172,7 @@ MALFORMED: dict[str, Any] = {
     "a list": (lambda: [[1.0], *rows(2, 4)[1:]], {}),
     "mask shape": (lambda: rows(2, 4), {"attn_mask": torch.zeros(9, 12)}),
     "dropout": (lambda: rows(2, 4), {"dropout_p": 1.5}),
+    "numbers": (lambda: [torch.tensor(1.0)] * 3, {}),
 }
 
 

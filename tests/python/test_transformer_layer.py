@@ -186,6 +186,39 @@ def test_tables_stay_in_f32() -> None:
     assert torch.equal(rotary.cos, cos)
 
 
+def test_a_layer_of_hugging_face_that_is_none_of_ours_is_named() -> None:
+    odd = Theirs("llama").layer
+    odd.self_attn.config.hidden_act = "relu6"
+    with pytest.raises(tilewise.InvalidArgument, match=r"layer: expected an activation among .*, got relu6"):
+        nn.TransformerLayer.from_hugging_face(odd)
+    bare = type("LlamaDecoderLayer", (torch.nn.Module,), {})()
+    with pytest.raises(tilewise.Unsupported, match="layer: none of its modules has a config"):
+        nn.TransformerLayer.from_hugging_face(bare)
+    layer = nn.TransformerLayer.from_hugging_face(Theirs("llama").layer)
+    before = copy.deepcopy(layer.state_dict())
+    lacking = Theirs("llama").layer
+    del lacking.mlp.gate_proj
+    with pytest.raises(
+        tilewise.InvalidArgument, match=r"layer: expected a module for ffn\.gate_proj, got none"
+    ):
+        layer.load_hugging_face(lacking)
+    ungated = copy.deepcopy(layer)
+    del ungated.ffn.gate_proj
+    with pytest.raises(tilewise.InvalidArgument, match=r"layer: expected no ffn\.gate_proj, got one"):
+        ungated.load_hugging_face(Theirs("llama").layer)
+    torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)  # as if it had not been called
+
+
+def test_a_printed_layer_says_its_sizes() -> None:
+    text = repr(nn.TransformerLayer("llama-2-7b", embed_dim=32, num_heads=4, num_kv_heads=4, head_dim=8,
+                                    ffn_dim=48))  # fmt: skip
+    assert "RMSNorm(32, eps=1e-05, elementwise_affine=True)" in text
+    assert "activation=silu" in text and "rotary_dim=8, max_positions=4096, base=10000" in text
+    text = repr(nn.TransformerLayer("vit-b/16", embed_dim=32, num_heads=4, num_kv_heads=4, head_dim=8,
+                                    ffn_dim=48))  # fmt: skip
+    assert "LayerNorm(32, eps=" in text and "activation=gelu" in text
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(tilewise.InvalidArgument, match="config: expected one of vit-b/16"):
         nn.TransformerLayer("gpt-5")

@@ -68,6 +68,27 @@ def test_vmap_over_masks_and_sinks(mask_shape: tuple[int, ...], mapped: bool) ->
         torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mask_shape", [(SQ, SK), (1, 1, SQ, SK), (B, 1, 1, SK), (HQ, SQ, 1)], ids=str)
+@pytest.mark.parametrize("along", [0, -1])
+def test_vmap_over_a_mask_alone(mask_shape: tuple[int, ...], along: int) -> None:
+    """A part of the batch, whatever the mask's rank and wherever its new dimension is."""
+    q, k, v = rows()
+    masks = torch.randn(3, *mask_shape)
+
+    def attend(mask: Tensor) -> Tensor:
+        return attention(q, k, v, mask, enable_gqa=True)
+
+    out = torch.vmap(attend, along)(masks.movedim(0, along))
+    torch.testing.assert_close(out, torch.stack([attend(mask) for mask in masks]))
+
+    def gradient(mask: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: attention(x, k, v, mask, enable_gqa=True).pow(2).sum())(q)
+
+    found = torch.vmap(gradient, along)(masks.movedim(0, along))
+    expected = torch.stack([gradient(mask) for mask in masks])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_vmap_over_learned_scales() -> None:
     q, k, v = rows()
     factors = torch.rand(3, HQ)
