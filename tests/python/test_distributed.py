@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import os
 import re
 import weakref
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 from tilewise import distributed
-from tilewise.distributed import pieces
+from tilewise.distributed import agreement, messages, pieces
 from tilewise.distributed.pieces import Heads
 from tilewise.distributed.plan import Band, Plan, rows_of_ranks
 from tilewise.distributed.ring import add_parcel, pack, unpack
@@ -372,3 +373,14 @@ def test_a_call_without_process_groups_says_what_is_missing() -> None:
 def test_docstrings_run(module: str) -> None:
     found = doctest.testmod(importlib.import_module(f"tilewise.distributed.{module}"))
     assert found.attempted and not found.failed
+
+
+def test_a_missing_numpy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's exchange of objects needs it, and its own words would be those of a message that failed."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "numpy" else found(name, *more)
+    )
+    boxes = [messages.Mailbox(None)]
+    with pytest.raises(tilewise.Unsupported, match=r"distributed: .*NumPy, .*: pip install numpy"):
+        agreement.agree(boxes, pytest.fail, exchange=True)

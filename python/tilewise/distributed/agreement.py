@@ -6,6 +6,7 @@ comes.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tilewise._errors import InvalidArgument, reject
+from tilewise._errors import InvalidArgument, Unsupported, reject
 from tilewise.distributed.messages import Mailbox, naming_failures
 
 
@@ -41,6 +42,10 @@ def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -
     """
     if not exchange:
         return [look()] * math.prod(box.size for box in boxes)
+    if importlib.util.find_spec("numpy") is None:  # torch's own words would be a failed message
+        raise Unsupported(
+            "distributed: torch.distributed needs NumPy, which is not installed: pip install numpy"
+        )
     own: Given | str
     failure: Exception | None = None
     try:
