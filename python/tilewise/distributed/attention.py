@@ -105,11 +105,12 @@ def attention(
         checks.local_per_head(name, x, given)
         for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks), ("logit_scale", logit_scale))
     )
-    boxes = _boxes(mesh, method)
+    boxes = _boxes(mesh)
 
     settings: dict[str, Any] = {}
 
     def look() -> Given:
+        _check_method(method, mesh)
         checks.check_rows(query, key, value, rank=4)
         checks.check_heads(query, key, enable_gqa)
         checks.check_per_head(query, alibi_slopes, sinks, logit_scale, query.shape[0])
@@ -172,7 +173,7 @@ def attention_varlen(
     Returns:
         out [Sq of this rank, Hq, Dv], or (out, lse) with lse [Hq, Sq of this rank].
     """
-    boxes = _boxes(mesh, method)
+    boxes = _boxes(mesh)
 
     settings: dict[str, Any] = {}
     starts_q: tuple[int, ...] = ()
@@ -180,6 +181,7 @@ def attention_varlen(
 
     def look() -> Given:
         nonlocal starts_q, starts_k
+        _check_method(method, mesh)
         checks.check_rows(query, key, value, rank=3)
         starts_q, starts_k = checks.starts_of(cu_seqlens_q, cu_seqlens_k)
         checks.check_heads(query, key, enable_gqa)
@@ -229,19 +231,12 @@ def _world() -> dist.ProcessGroup:
     return group
 
 
-def _boxes(mesh: Mesh, method: str) -> tuple[Mailbox, ...]:
-    """The mesh's dimensions: one, or for "hybrid" the ring's and the heads'."""
-    if method not in METHODS:
-        reject("method", f"one of {', '.join(map(repr, METHODS))}", repr(method))
+def _boxes(mesh: Mesh) -> tuple[Mailbox, ...]:
+    """One for each dimension of the mesh, whatever the method: all ranks hear of one that does not suit it."""
     if not dist.is_initialized():
         reject("mesh", "an initialised torch.distributed", "none: call init_process_group first")
     if isinstance(mesh, DeviceMesh):
-        wanted = 2 if method == "hybrid" else 1
-        if mesh.ndim != wanted:
-            reject("mesh", f"{wanted} dimension{'s' * (wanted > 1)} for method {method!r}", f"{mesh.ndim}")
-        groups = [mesh.get_group(n) for n in range(wanted)]
-    elif method == "hybrid":
-        reject("mesh", "a DeviceMesh of 2 dimensions for method 'hybrid'", type(mesh).__name__)
+        groups = [mesh.get_group(n) for n in range(mesh.ndim)]
     elif mesh is None or isinstance(mesh, dist.ProcessGroup):
         groups = [_world() if mesh is None else mesh]
     else:
@@ -250,6 +245,18 @@ def _boxes(mesh: Mesh, method: str) -> tuple[Mailbox, ...]:
     if any(box.rank < 0 for box in boxes):
         reject("mesh", "a mesh that includes this rank", "one without it")
     return boxes
+
+
+def _check_method(method: str, mesh: Mesh) -> None:
+    """ "hybrid" has a ring along the mesh's first dimension and splits heads along the second."""
+    if method not in METHODS:
+        reject("method", f"one of {', '.join(map(repr, METHODS))}", repr(method))
+    wanted = 2 if method == "hybrid" else 1
+    if isinstance(mesh, DeviceMesh):
+        if mesh.ndim != wanted:
+            reject("mesh", f"{wanted} dimension{'s' * (wanted > 1)} for method {method!r}", f"{mesh.ndim}")
+    elif method == "hybrid":
+        reject("mesh", "a DeviceMesh of 2 dimensions for method 'hybrid'", type(mesh).__name__)
 
 
 def _mask_of_rows(everyone: Sequence[Given]) -> bool:
