@@ -232,7 +232,7 @@ def _world() -> dist.ProcessGroup:
 
 
 def _boxes(mesh: Mesh) -> tuple[Mailbox, ...]:
-    """One for each dimension of the mesh, whatever the method: all ranks hear of one that does not suit it."""
+    """One for each dimension of the mesh, be they right for the method or not: all ranks hear of that."""
     if not dist.is_initialized():
         reject("mesh", "an initialised torch.distributed", "none: call init_process_group first")
     if isinstance(mesh, DeviceMesh):
