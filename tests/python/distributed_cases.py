@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -19,7 +20,7 @@ from conftest import gradients
 from contract import Tensors, assert_twice, moved
 from test_properties import scaled_like_torch
 from tilewise import distributed, reference
-from tilewise.distributed import Layout, Span
+from tilewise.distributed import Layout, Span, pieces
 from tilewise.distributed.heads import LEAST_ROWS
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -146,6 +147,8 @@ def draw_case(seed: int, size: int, dtype: torch.dtype) -> Case:
     if rng.random() < 0.4:
         extra["logit_scale"] = numbers(heads_q, kind=statistics)  # of either sign
     in_parts = rng.random() < 0.5
+    if options["dropout_p"] and rng.random() < 0.2:
+        options["dropout_p"] = 1.0
     return Case(seed, size, dtype, method, layout, key_layout, rows, extra, fixed, options, starts, in_parts)
 
 
@@ -318,12 +321,6 @@ def _small_dtensor(**options: Any) -> Any:
     return distributed.attention(x, x, x, **options)
 
 
-def _dtensor_of_head_dim() -> Tensor:
-    size = dist.get_world_size()
-    shape = FACTORS[size] if FACTORS[size][1] > 1 else (1, size)
-    return distribute_tensor(torch.zeros(1, 2, 12, 12), mesh_of(shape), [Shard(2), Shard(3)])
-
-
 def _placed(placement: Placement) -> Tensor:
     return DTensor.from_local(torch.zeros(2), mesh_of((dist.get_world_size(),)), [placement])
 
@@ -331,10 +328,6 @@ def _placed(placement: Placement) -> Tensor:
 def _packed(starts: Any, starts_k: Any = None, **options: Any) -> Any:
     x = torch.zeros(2, 2, 4)
     return distributed.attention_varlen(x, x, x, starts, starts_k, **options)
-
-
-def _of_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], **options: Any) -> Any:
-    return distributed.attention(*(torch.zeros(shape) for shape in (query, key, value)), **options)
 
 
 def _of_placements(*placements: Placement | None) -> Any:
@@ -347,6 +340,13 @@ def _elsewhere() -> Tensor:
     """Numbers of heads on another mesh than `_small_dtensor`'s."""
     size = dist.get_world_size()
     return DTensor.from_local(torch.zeros(2), mesh_of((size, 1)), [Replicate(), Replicate()])
+
+
+def _dtensor(*placements: Placement) -> Tensor:
+    """On a mesh of as many dimensions; where two, only the last is split."""
+    size = dist.get_world_size()
+    mesh = mesh_of((1,) * (len(placements) - 1) + (size,))
+    return DTensor.from_local(torch.zeros(1, 2, 12, 12), mesh, placements)
 
 
 def _error_of(call: Any) -> str:
@@ -365,34 +365,33 @@ def _in_steps(step: int) -> Layout:
 
 def wrong_use(name: str) -> str:
     """The error that a wrong call raises on this rank."""
-    last = dist.get_rank() == dist.get_world_size() - 1
     size = dist.get_world_size()
+    last = dist.get_rank() == size - 1
+    attend = distributed.attention
     calls: dict[str, Any] = {
         "batch": lambda: _small(batch=3 if last else 2),
         "length": lambda: _small(length=5 if last else 2, layout=distributed.contiguous(2 * size, size)),
         "option": lambda: _small(is_causal=last),
+        "lse": lambda: _small(return_lse=last),
         "method": lambda: _small(method="gather" if last else "ring"),
-        "window": lambda: _small(window=(-1, 2) if last else None),
-        "type": lambda: distributed.attention(*([None] * 3 if last else [torch.zeros(1, 1, 2, 4)] * 3)),
         "layout size": lambda: _small(layout=distributed.contiguous(8, size + 1)),
         "mesh": lambda: _small(mesh=mesh_of(FACTORS[size])),
+        "mesh kind": lambda: _small(mesh=3),
         "mask": lambda: _small(attn_mask=torch.ones(1, 1, 1, 5, dtype=torch.bool)),
-        "sinks": lambda: _small(sinks=torch.zeros(3)),
-        "logit_scale": lambda: _small(logit_scale=torch.ones(3)),
-        "logit_scale type": lambda: _small(logit_scale=torch.ones(2).half() if last else torch.ones(2)),
-        "sinks type": lambda: _small(sinks=torch.ones(2).half() if last else torch.ones(2)),
-        "sinks kind": lambda: _small(sinks=[1.0, 2.0] if last else torch.ones(2)),
-        "slopes type": lambda: _small(alibi_slopes=torch.ones(2).bfloat16()),
+        "mask gradient": lambda: _small(attn_mask=torch.zeros(2, 1, requires_grad=last)),
+        "meta": lambda: attend(*[torch.zeros(1, 1, 2, 4, device="meta")] * 3),
         "sums": lambda: _small_dtensor(sinks=_placed(Partial())),
         "one DTensor": lambda: _small(logit_scale=_placed(Replicate())),
         "mask of DTensors": lambda: _small_dtensor(attn_mask=_placed(Replicate())),
-        "head dim": lambda: distributed.attention(*[_dtensor_of_head_dim()] * 3),
-        "mask kind": lambda: _small(attn_mask=[True] if last else None),
-        "causal kind": lambda: _small(is_causal="no" if last else False),
-        "kernel": lambda: _small(kernel="quick"),
-        "mesh kind": lambda: _small(mesh=3),
-        "meta": lambda: distributed.attention(*[torch.zeros(1, 1, 2, 4, device="meta")] * 3),
-        "sparse": lambda: distributed.attention(*[torch.zeros(1, 1, 2, 4).to_sparse()] * 3),
+        "placement of sinks": lambda: _small_dtensor(
+            sinks=distribute_tensor(
+                torch.zeros(2), mesh_of((size,)), [Shard(0) if last else Replicate()], src_data_rank=None
+            )
+        ),
+        "head dim": lambda: attend(*[_dtensor(Shard(2), Shard(3))] * 3),
+        "heads": lambda: attend(*[_dtensor(Shard(1))] * 3),
+        "heads on one": lambda: attend(*[_dtensor(Shard(1 if last else 2))] * 3),
+        "parts of sums": lambda: attend(*[_dtensor(Shard(2), Partial())] * 3),
         "starts": lambda: _packed([0, 2.5] if last else [0, 2]),
         "starts kind": lambda: _packed(None if last else [0, 2]),
         "starts fall": lambda: _packed([0, 3, 2]),
@@ -403,22 +402,11 @@ def wrong_use(name: str) -> str:
         "placements": lambda: _of_placements(Shard(2), Shard(2), Replicate()),
         "whole rows": lambda: _of_placements(*[Replicate()] * 3),
         "other mesh": lambda: _small_dtensor(sinks=_elsewhere()),
-        "rank": lambda: _of_shapes((2, 2, 4), (2, 2, 4), (2, 2, 4)),
-        "key type": lambda: distributed.attention(
-            torch.zeros(1, 1, 2, 4), *[torch.zeros(1, 1, 2, 4, dtype=torch.float64)] * 2
-        ),
-        "value length": lambda: _of_shapes((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 3, 4)),
-        "key dim": lambda: _of_shapes((1, 1, 2, 4), (1, 1, 2, 5), (1, 1, 2, 4)),
-        "key batch": lambda: _of_shapes((1, 1, 2, 4), (2, 1, 2, 4), (2, 1, 2, 4)),
-        "groups": lambda: _of_shapes((1, 4, 2, 4), (1, 2, 2, 4), (1, 2, 2, 4), enable_gqa=False),
-        "odd groups": lambda: _of_shapes((1, 3, 2, 4), (1, 2, 2, 4), (1, 2, 2, 4), enable_gqa=True),
-        "mask rows": lambda: _small(attn_mask=torch.ones(5, 2 * size, dtype=torch.bool)),
         "one mask row": lambda: _small(attn_mask=torch.zeros(1 if last else 2, 2 * size)),
-        "dropout": lambda: _small(dropout_p=1.0 if last else 0.0),
-        "slopes' gradient": lambda: _small(alibi_slopes=torch.ones(2, requires_grad=last)),
         "method name": lambda: _small(method="star" if last else "ring"),
         "hybrid": lambda: _small(method="hybrid" if last else "ring"),
         "dimensions": lambda: _small(mesh=mesh_of(FACTORS[size]), method="ring" if last else "hybrid"),
+        "layout": lambda: _small(layout=3),
         "layout name": lambda: _small(layout="spiral"),
         "steps": lambda: _small(is_causal=True, layout=_in_steps(2), key_layout=_in_steps(3), length=6),
         "whole": lambda: distributed.shard(torch.zeros(9), distributed.contiguous(8, size), 0, 0),
@@ -430,12 +418,80 @@ def wrong_use(name: str) -> str:
     return text
 
 
-def silent_rank() -> str:
-    """Of a rank that never calls, the others hear after the time-out."""
+def _rows(*, dtype: torch.dtype = torch.float32, hq: int = 2, hk: int = 2, d: int = 4) -> list[Tensor]:
+    return [torch.zeros(1, heads, 4, d).to(dtype) for heads in (hq, hk, hk)]
+
+
+def _wrong_arguments() -> list[tuple[list[Any], dict[str, Any]]]:
+    """What `tilewise.attention` refuses: rows and options."""
+    nan, inf, two = float("nan"), float("inf"), torch.ones(2)
+    f16, f64 = torch.float16, torch.float64
+    row = _rows()[0]
+    options: dict[str, list[Any]] = {
+        "attn_mask": [torch.zeros(4, 1, dtype=x) for x in (torch.int32, f16, f64)]
+        + [torch.zeros(1, 1, 1, 4, 1), torch.zeros(3, 1), [True], row.to_sparse()],
+        "dropout_p": [1.5, -0.1, nan, "a"],
+        "is_causal": ["no", 2],
+        "scale": [nan, inf, "a"],
+        "alignment": ["left", 3],
+        "window": [(-1, 2), (1.5, None), 3, (1, 2, 3), "ab"],
+        "softcap": [-1.0, nan, inf, "3"],
+        "alibi_slopes": [two.half(), two.double(), torch.ones(2, 2), torch.ones(2, requires_grad=True)],
+        "sinks": [two.half(), two.double(), two.int(), torch.ones(3), torch.ones(1, 2), [1.0, 2.0]],
+        "logit_scale": [two.bfloat16(), torch.ones(3), torch.ones(1, 2), 1.0],
+        "kernel": ["quick", 3],
+        "deterministic": ["yes"],
+        "precision": ["high", True],
+        "return_lse": ["yes"],
+    }
+    found: list[tuple[list[Any], dict[str, Any]]] = [
+        (_rows(), {name: x}) for name, values in options.items() for x in values
+    ]
+    found += [(_rows(dtype=x), {}) for x in (torch.int32, torch.complex64, torch.float8_e4m3fn)]
+    found += [(_rows(hq=4), {}), (_rows(hq=4), dict(enable_gqa=3)), (_rows(hq=3), dict(enable_gqa=True))]
+    found += [(_rows(dtype=f16), dict(sinks=two.half())), (_rows(d=0), {}), ([None, row, row], {})]
+    found += [([row.half(), row, row], {}), ([row, row[..., :2], row], {}), ([row, row, row[:, :, :3]], {})]
+    found += [([row.expand(2, -1, -1, -1), row, row], {}), ([row.to_sparse(), row, row], {})]
+    return found
+
+
+def wrong_arguments(method: str) -> list[str]:
+    """Where ranks do not say what `tilewise.attention` does, of what all or only the last has."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shape = FACTORS[size] if method == "hybrid" else (size,)
+    attend = partial(distributed.attention, mesh=mesh_of(shape), method=method)
+    wrong = []
+    for n, (rows, options) in enumerate(_wrong_arguments()):
+        alone = _error_of(lambda rows=rows, options=options: tilewise.attention(*rows, **options))
+        together = _error_of(lambda rows=rows, options=options: attend(*rows, **options))
+        if rank < size - 1:
+            rows, options = _rows(), {}
+        last = _error_of(lambda rows=rows, options=options: attend(*rows, **options))
+        for found, expected in (
+            (together, alone),
+            (last, f"InvalidArgument: rank {size - 1} raised {alone}"),
+        ):
+            if found != expected or "nothing" in found:
+                wrong.append(f"{n}: {found}, expected {expected}")
+    return wrong
+
+
+def broken_rank(name: str) -> str:
+    """Of a rank that never calls, or whose kernel fails, the others hear after the time-out."""
     group = dist.new_group(timeout=timedelta(seconds=2))
-    if dist.get_rank() == 0:
+    rows = [torch.randn(1, 2, 4, 4, requires_grad=True) for _ in range(3)]
+    first = dist.get_rank() == 0
+    if first and name == "silent":
         return "did not call"
-    return _error_of(lambda: _small(mesh=group))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise tilewise.DeviceError("a kernel failed")
+
+    def call() -> None:
+        with patch.object(pieces, name, fails) if first else nullcontext():
+            distributed.attention(*rows, mesh=group).sum().backward()
+
+    return _error_of(call)
 
 
 # Other ways to call
@@ -549,6 +605,27 @@ def without_validation() -> bool:
     out = distributed.attention(local, local, local, is_causal=True, layout="zigzag", validate=False)
     expected = distributed.shard(tilewise.attention(x, x, x, is_causal=True), layout, rank, 2)
     return torch.allclose(out, expected, rtol=0, atol=1e-12)
+
+
+def partial_losses(method: str) -> bool:
+    """The last rank's loss is of lse alone, those of the others of out. The mask is one number for all."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = mesh_of(FACTORS[size] if method == "hybrid" else (size,))
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 4, 3 * size, 8, dtype=torch.float64) for _ in range(3)]
+    layout = distributed.contiguous(3 * size, size)
+    local = [distributed.shard(x, layout, rank, 2).requires_grad_() for x in leaves]
+    mask = torch.ones((), dtype=torch.float64)
+    out, lse = distributed.attention(*local, mask, mesh=mesh, method=method, return_lse=True)
+    (lse if rank == size - 1 else out).square().sum().backward()
+    whole = [x.requires_grad_() for x in leaves]
+    out, lse = tilewise.attention(*whole, mask, return_lse=True)
+    (out[:, :, :-3].square().sum() + lse[:, :, -3:].square().sum()).backward()
+    pairs = zip(local, whole, strict=True)
+    return all(
+        torch.allclose(a.grad, distributed.shard(b.grad, layout, rank, 2), rtol=0, atol=1e-12)
+        for a, b in pairs
+    )
 
 
 # Tensor parallelism

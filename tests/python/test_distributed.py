@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ranks import Ranks
 from tilewise import distributed
 from tilewise.distributed import agreement, messages, pieces
+from tilewise.distributed.attention import METHODS
 from tilewise.distributed.pieces import Heads
 from tilewise.distributed.plan import Band, Plan, rows_of_ranks
 from tilewise.distributed.ring import add_parcel, pack, unpack
@@ -50,60 +51,45 @@ def test_ranks_are_within_the_contract(ranks: Ranks, dtype: torch.dtype) -> None
 
 
 WRONG = {
-    "batch": r"InvalidArgument: query: expected the same on all .*\[2, 2, 4\].*, got .*\[3, 2, 4\].* on rank",
-    "length": r"InvalidArgument: query: expected lengths \[2, .*\] on the ranks, as in layout, got",
-    "option": r"InvalidArgument: options: expected the same on all ranks, .*'is_causal': False.*, got .*True",
-    "method": r"InvalidArgument: method: expected the same on all ranks, ring as on rank 0, got gather on",
-    "window": r"InvalidArgument: rank \d raised InvalidArgument: window: expected \(left, right\)",
-    "type": r"InvalidArgument: rank \d raised TypeError: query: expected Tensor, got NoneType",
-    "layout size": r"InvalidArgument: layout: expected a layout for the mesh's \d ranks, got one for \d",
-    "mesh": r"InvalidArgument: mesh: expected 1 dimension for method 'ring', got 2",
-    "mask": r"InvalidArgument: attn_mask: expected all \d+ keys of the sequence, or 1, got \[1, 1, 1, 5\]",
-    "sinks": r"InvalidArgument: sinks: expected \[2\], one for each head of query, got \[3\]",
-    "logit_scale": r"InvalidArgument: logit_scale: expected \[2\], one for each head of query, got \[3\]",
-    "logit_scale type": r"InvalidArgument: rank \d raised InvalidArgument: logit_scale: expected f32, got f",
-    "sinks type": r"InvalidArgument: rank \d raised InvalidArgument: sinks: expected f32, got f16",
-    "sinks kind": r"InvalidArgument: rank \d raised TypeError: sinks: expected Tensor, got list",
-    "slopes type": r"InvalidArgument: alibi_slopes: expected f32, got bf16",
-    "sums": r"InvalidArgument: sinks: expected a DTensor that is replicated or sharded by heads, got .*Parti",
-    "one DTensor": r"InvalidArgument: logit_scale: expected a Tensor like query, got a DTensor",
-    "mask of DTensors": r"InvalidArgument: attn_mask: expected a Tensor with this rank.s part, got a DTen",
-    "head dim": r"InvalidArgument: query: expected a DTensor replicated or sharded along dimensions 0 to 2, ",
-    "mask kind": r"InvalidArgument: rank \d raised TypeError: attn_mask: expected Tensor, got list",
-    "causal kind": r"InvalidArgument: rank \d raised TypeError: is_causal: expected bool, got 'no'",
-    "kernel": r"InvalidArgument: kernel: expected one of auto, .*, got 'quick'",
-    "mesh kind": r"InvalidArgument: mesh: expected a DeviceMesh, a process group or None, got int",
-    "meta": r"InvalidArgument: query: expected a tensor with memory, got a meta tensor",
-    "sparse": r"InvalidArgument: query: expected a dense tensor, got torch.sparse_coo",
-    "starts": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q\[1\]: expected int, got float",
-    "starts kind": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q: expected a Tensor of rank 1 ",
-    "starts fall": r"InvalidArgument: cu_seqlens_q: expected a first entry of 0 and entries that do not decr",
-    "starts of keys": r"InvalidArgument: cu_seqlens_k: expected as many entries as cu_seqlens_q, 3, got 2",
-    "starts end": r"InvalidArgument: cu_seqlens_q: expected a last entry of \d+, the tokens of all ranks, ",
-    "query alone": r"InvalidArgument: key: expected a DTensor with the placements of query, .*, got Tensor",
-    "key alone": r"InvalidArgument: key: expected a Tensor like query, got a DTensor",
-    "placements": r"InvalidArgument: value: expected a DTensor with the placements of query, .*, got .*Repl",
-    "whole rows": r"InvalidArgument: query: expected a DTensor sharded along dimension 2, got .*Replicate",
-    "other mesh": r"InvalidArgument: sinks: expected a DTensor on query's mesh, .*, got DeviceMesh",
-    "rank": r"InvalidArgument: query: expected rank 4, got rank 3",
-    "key type": r"InvalidArgument: key: expected the type of query, torch.float32, got torch.float64",
-    "value length": r"InvalidArgument: value: expected the shape of key except its last extent, ",
-    "key dim": r"InvalidArgument: key: expected the head dim of query, 4, got 5",
-    "key batch": r"InvalidArgument: key: expected the batch of query, 1, got 2",
-    "groups": r"InvalidArgument: enable_gqa: expected True where query has 4 heads and key 2, got False",
-    "odd groups": r"InvalidArgument: query: expected a multiple of key's 2 heads, got 3",
-    "mask rows": r"InvalidArgument: attn_mask: expected a shape that broadcasts to \[2, 2, 2\] and all keys",
-    "one mask row": r"InvalidArgument: attn_mask: expected one row per query, .*, or one row on every rank, ",
-    "dropout": r"InvalidArgument: rank \d raised InvalidArgument: dropout_p: expected a number in \[0, 1\), ",
-    "slopes' gradient": r"InvalidArgument: rank \d raised Unsupported: alibi_slopes: no gradient is computed",
-    "method name": r"InvalidArgument: rank \d raised InvalidArgument: method: expected one of 'ring', ",
-    "hybrid": r"InvalidArgument: rank \d raised InvalidArgument: mesh: expected a DeviceMesh of 2 dimensions",
-    "dimensions": r"InvalidArgument: rank \d raised InvalidArgument: mesh: expected 1 dimension for method ",
-    "layout name": r"InvalidArgument: layout: expected a Layout or one of 'contiguous', .*, got 'spiral'",
-    "steps": r"InvalidArgument: layout: expected queries and keys in equal steps, or one of them in steps o",
-    "whole": r"InvalidArgument: whole: expected 8 tokens along dimension 0, got \[9\]",
-    "local": r"InvalidArgument: local: expected 2 tokens along dimension 0, got 3",
-    "cut": r"InvalidArgument: layout: expected a layout for the mesh's \d ranks, got one for \d",
+    "batch": r"query: expected the same on all .*\[2, 2, 4\].*, got .*\[3, 2, 4\].* on rank",
+    "length": r"query: expected lengths \[2, .*\] on the ranks, as in layout, got",
+    "option": r"options: expected the same on all ranks, .*'is_causal': False.*, got .*True",
+    "lse": r"options: expected the same on all ranks, .*return_lse=False.*, got .*return_lse=True",
+    "method": r"method: expected the same on all ranks, ring as on rank 0, got gather on",
+    "layout": r"layout: expected a Layout or one of 'contiguous', .*, got 3",
+    "layout size": r"layout: expected a layout for the mesh's \d ranks, got one for \d",
+    "mesh": r"mesh: expected 1 dimension for method 'ring', got 2",
+    "mesh kind": r"mesh: expected a DeviceMesh, a process group or None, got int",
+    "mask": r"attn_mask: expected all \d+ keys of the sequence, or 1, got \[1, 1, 1, 5\]",
+    "mask gradient": r"attn_mask: expected the same on all ranks, .*False.*, got .*True.* on rank \d",
+    "meta": r"query: expected a tensor with memory, got a meta tensor",
+    "sums": r"sinks: expected a DTensor that is replicated or sharded by heads, got .*Parti",
+    "one DTensor": r"logit_scale: expected a Tensor like query, got a DTensor",
+    "mask of DTensors": r"attn_mask: expected a Tensor with this rank.s part, got a DTen",
+    "placement of sinks": r"options: expected the same on all ranks, .*Replicate.*, got .*Shard",
+    "head dim": r"query: expected a DTensor replicated or sharded along dimensions 0 to 2, got .*dim=3",
+    "heads": r"query: expected a DTensor sharded along dimension 2, got .*dim=1",
+    "heads on one": r"rank \d raised InvalidArgument: query: expected a DTensor sharded along dimension 2",
+    "parts of sums": r"query: expected a DTensor replicated or sharded along dimensions 0 to 2, got .*Part",
+    "starts": r"rank \d raised TypeError: cu_seqlens_q\[1\]: expected int, got float",
+    "starts kind": r"rank \d raised TypeError: cu_seqlens_q: expected a Tensor of rank 1 ",
+    "starts fall": r"cu_seqlens_q: expected a first entry of 0 and entries that do not decr",
+    "starts of keys": r"cu_seqlens_k: expected as many entries as cu_seqlens_q, 3, got 2",
+    "starts end": r"cu_seqlens_q: expected a last entry of \d+, the tokens of all ranks, ",
+    "query alone": r"key: expected a DTensor with the mesh and placements of query, .*, got Tensor",
+    "key alone": r"key: expected a Tensor like query, got a DTensor",
+    "placements": r"value: expected a DTensor with the mesh and placements of query, .*, got .*Repl",
+    "whole rows": r"query: expected a DTensor sharded along dimension 2, got .*Replicate",
+    "other mesh": r"sinks: expected a DTensor on query's mesh, .*, got DeviceMesh",
+    "one mask row": r"attn_mask: expected one row per query, .*, or one row on every rank, ",
+    "method name": r"rank \d raised InvalidArgument: method: expected one of 'ring', ",
+    "hybrid": r"rank \d raised InvalidArgument: mesh: expected 2 dimensions for meth",
+    "dimensions": r"rank \d raised InvalidArgument: mesh: expected 1 dimension for method ",
+    "layout name": r"layout: expected a Layout or one of 'contiguous', .*, got 'spiral'",
+    "steps": r"layout: expected queries and keys in equal steps, or one of them in steps o",
+    "whole": r"whole: expected 8 tokens along dimension 0, got \[9\]",
+    "local": r"local: expected 2 tokens along dimension 0, got 3",
+    "cut": r"layout: expected a layout for the mesh's \d ranks, got one for \d",
 }
 
 
@@ -111,11 +97,19 @@ WRONG = {
 def test_wrong_use_is_one_error_on_every_rank(ranks: Ranks, name: str) -> None:
     texts = ranks.run(cases.wrong_use, name)
     assert len(set(texts)) == 1, texts
-    assert re.match(WRONG[name], texts[0]), texts[0]
+    assert re.match(f"InvalidArgument: {WRONG[name]}", texts[0]), texts[0]
 
 
-def test_a_rank_that_never_calls_is_a_time_out_with_its_cause(ranks: Ranks) -> None:
-    _, *others = ranks.run(cases.silent_rank)
+@pytest.mark.parametrize("method", METHODS)
+def test_arguments_are_checked_as_by_attention_on_every_rank(ranks: Ranks, method: str) -> None:
+    for wrong in ranks.run(cases.wrong_arguments, method):
+        assert not wrong
+
+
+@pytest.mark.parametrize("name", ["silent", "_forward", "_backward"])
+def test_a_rank_that_fails_is_a_time_out_with_its_cause(ranks: Ranks, name: str) -> None:
+    own, *others = ranks.run(cases.broken_rank, name)
+    assert own == ("did not call" if name == "silent" else "DeviceError: a kernel failed")
     for text in others:
         assert text.startswith(
             "DeviceError: a message between ranks failed: another rank raised, ended or"
@@ -147,6 +141,11 @@ def test_starts_may_be_a_tensor(ranks: Ranks) -> None:
 
 def test_ranks_need_not_compare_what_they_were_given(ranks: Ranks) -> None:
     assert all(ranks.run(cases.without_validation))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_of_ranks_may_be_of_different_results(ranks: Ranks, method: str) -> None:
+    assert all(ranks.run(cases.partial_losses, method))
 
 
 OF_ATTENTION = ["entries", "heads", "mask", "mask of heads", "sinks", "logit scale", "logit scale of heads"]

@@ -108,14 +108,13 @@ def run_ranks(
         key: Room() for key in [("all", 0), *((n, m) for n in ("ring", "heads") for m in range(2))]
     }
     length = layout.length
-    own = [[distributed.shard(x, layout, rank, 2) for x in rows] for rank in range(RANKS)]
+    own = [tuple(distributed.shard(x, layout, rank, 2) for x in rows) for rank in range(RANKS)]
     masks = [None if mask is None else distributed.shard(mask, layout, rank, 2) for rank in range(RANKS)]
 
     def call_of(rank: int) -> Call:
         boxes = boxes_of(method, rank, rooms)
         starts = ((0, length), (0, length))
-        query, key = own[rank][:2]
-        return _call(query, key, boxes, method, (layout, layout), starts, settings, seed, packed=False)
+        return _call(own[rank], boxes, method, (layout, layout), starts, settings, seed, packed=False)
 
     calls = [call_of(rank) for rank in range(RANKS)]
     forward = of_all_ranks(lambda rank: calls[rank].forward(*own[rank], masks[rank], slopes, *of_heads))

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tilewise._arguments import Alignment, Precision, Window, tf32_allowed
 from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, reject, translated
+from tilewise._scalars import flag_of
 from tilewise._seeds import draw_seed
 from tilewise.distributed import checks
 from tilewise.distributed.agreement import Given, agree
@@ -99,42 +100,42 @@ def attention(
         each rank gets the share of its own queries or heads: sum them over the mesh, as gradients of weights.
         The gradient of a DTensor is the sum already.
     """
-    given = query
-    query, key, value, mesh, wrap = checks.local_of(query, key, value, mesh)
-    alibi_slopes, sinks, logit_scale = (
-        checks.local_per_head(name, x, given)
-        for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks), ("logit_scale", logit_scale))
+    boxes = _boxes(checks.mesh_of(query, mesh))
+    of_heads = dict(alibi_slopes=alibi_slopes, sinks=sinks, logit_scale=logit_scale)
+    options = dict(
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        alignment=alignment,
+        window=window,
+        softcap=softcap,
+        kernel=kernel,
+        deterministic=deterministic,
+        precision=precision,
     )
-    boxes = _boxes(mesh)
-
     settings: dict[str, Any] = {}
+    rows = (query, key, value)
 
     def look() -> Given:
-        _check_method(method, mesh)
-        checks.check_rows(query, key, value, rank=4)
-        checks.check_heads(query, key, enable_gqa)
-        checks.check_per_head(query, alibi_slopes, sinks, logit_scale, query.shape[0])
-        checks.check_mask(attn_mask, query)
-        settings.update(
-            checks.settings_of(
-                *(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic, precision)
-            )
-        )
-        described = _described_rows(query, key, value, 2)
-        return _given(
-            described, attn_mask, settings, (layout, key_layout), method, (alibi_slopes, sinks, logit_scale)
-        )
+        nonlocal rows
+        check_method(method, len(boxes))
+        rows = checks.local_of(query, key, value)
+        settings.update(checks.settings_of(**options))
+        checks.check_call(query, rows, attn_mask, of_heads, settings, enable_gqa)
+        with_lse = flag_of("return_lse", return_lse)
+        return _given(rows, attn_mask, settings, (layout, key_layout), method, of_heads, with_lse)
 
     everyone = agree(boxes, look, validate)
     for box in boxes:
-        box.connect(query.device)
+        box.connect(rows[0].device)
     layouts = _layouts(layout, key_layout, everyone)
     checks.check_mask_keys(attn_mask, layouts[1].length)
     starts = ((0, layouts[0].length), (0, layouts[1].length))
-    call = _call(query, key, boxes, method, layouts, starts, settings, everyone[0].seed, packed=False)
-    call.mask_of_rows = _mask_of_rows(everyone)
-    out, lse = _apply((query, key, value, attn_mask, alibi_slopes, sinks, logit_scale, call), DENSE_NAMES)
-    return (wrap(out), wrap(lse)) if return_lse else wrap(out)
+    call = _call(rows, boxes, method, layouts, starts, settings, everyone[0].seed, packed=False)
+    call.mask_of_rows, call.with_lse = _mask_of_rows(everyone), bool(return_lse)
+    local = (checks.local_per_head(x, query) for x in of_heads.values())
+    out, lse = (checks.like_query(query, x) for x in _apply((*rows, attn_mask, *local, call), DENSE_NAMES))
+    return (out, lse) if return_lse else out
 
 
 @_outside_graphs
@@ -174,46 +175,48 @@ def attention_varlen(
         out [Sq of this rank, Hq, Dv], or (out, lse) with lse [Hq, Sq of this rank].
     """
     boxes = _boxes(mesh)
-
+    of_heads = dict(alibi_slopes=alibi_slopes, sinks=sinks, logit_scale=logit_scale)
+    options = dict(
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        alignment=alignment,
+        window=window,
+        softcap=softcap,
+        kernel=kernel,
+        deterministic=deterministic,
+        precision=precision,
+    )
     settings: dict[str, Any] = {}
-    starts_q: tuple[int, ...] = ()
-    starts_k: tuple[int, ...] = ()
+    starts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    rows = (query, key, value)
 
     def look() -> Given:
-        nonlocal starts_q, starts_k
-        _check_method(method, mesh)
-        checks.check_rows(query, key, value, rank=3)
-        starts_q, starts_k = checks.starts_of(cu_seqlens_q, cu_seqlens_k)
-        checks.check_heads(query, key, enable_gqa)
-        checks.check_per_head(query, alibi_slopes, sinks, logit_scale, len(starts_q) - 1)
-        settings.update(
-            checks.settings_of(
-                *(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic, precision)
-            )
-        )
-        described = _described_rows(query, key, value, 0)
-        layouts = (layout, key_layout, starts_q, starts_k)
-        return _given(described, None, settings, layouts, method, (alibi_slopes, sinks, logit_scale))
+        nonlocal starts
+        check_method(method, len(boxes))
+        starts = checks.starts_of(cu_seqlens_q, cu_seqlens_k)
+        settings.update(checks.settings_of(**options))
+        checks.check_call(query, rows, None, of_heads, settings, enable_gqa, starts)
+        with_lse = flag_of("return_lse", return_lse)
+        return _given(rows, None, settings, (layout, key_layout, *starts), method, of_heads, with_lse)
 
     everyone = agree(boxes, look, validate)
     for box in boxes:
         box.connect(query.device)
     ranks = len(everyone)
     if layout == "documents":
-        layout = documents(starts_q, ranks)
-        key_layout = documents(starts_k, ranks) if key_layout is None else key_layout
+        layout = documents(starts[0], ranks)
+        key_layout = documents(starts[1], ranks) if key_layout is None else key_layout
     if key_layout == "documents":
-        key_layout = documents(starts_k, ranks)
+        key_layout = documents(starts[1], ranks)
     layouts = _layouts(layout, key_layout, everyone)
-    for name, of, cumulative in zip(
-        ("cu_seqlens_q", "cu_seqlens_k"), layouts, (starts_q, starts_k), strict=True
-    ):
+    for name, of, cumulative in zip(("cu_seqlens_q", "cu_seqlens_k"), layouts, starts, strict=True):
         if cumulative[-1] != of.length:
             reject(name, f"a last entry of {of.length}, the tokens of all ranks", cumulative[-1])
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    starts = (starts_q, starts_k)
-    call = _call(q, k, boxes, method, layouts, starts, settings, everyone[0].seed, packed=True)
-    out, lse = _apply((q, k, v, None, alibi_slopes, sinks, logit_scale, call), VARLEN_NAMES)
+    rows = (query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+    call = _call(rows, boxes, method, layouts, starts, settings, everyone[0].seed, packed=True)
+    call.with_lse = bool(return_lse)
+    out, lse = _apply((*rows, None, *of_heads.values(), call), VARLEN_NAMES)
     out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (out, lse) if return_lse else out
 
@@ -232,7 +235,7 @@ def _world() -> dist.ProcessGroup:
 
 
 def _boxes(mesh: Mesh) -> tuple[Mailbox, ...]:
-    """One for each dimension of the mesh, be they right for the method or not: all ranks hear of that."""
+    """The mesh's dimensions: one, or for "hybrid" the ring's and the heads'."""
     if not dist.is_initialized():
         reject("mesh", "an initialised torch.distributed", "none: call init_process_group first")
     if isinstance(mesh, DeviceMesh):
@@ -247,16 +250,12 @@ def _boxes(mesh: Mesh) -> tuple[Mailbox, ...]:
     return boxes
 
 
-def _check_method(method: str, mesh: Mesh) -> None:
-    """ "hybrid" has a ring along the mesh's first dimension and splits heads along the second."""
+def check_method(method: str, dimensions: int) -> None:
     if method not in METHODS:
         reject("method", f"one of {', '.join(map(repr, METHODS))}", repr(method))
     wanted = 2 if method == "hybrid" else 1
-    if isinstance(mesh, DeviceMesh):
-        if mesh.ndim != wanted:
-            reject("mesh", f"{wanted} dimension{'s' * (wanted > 1)} for method {method!r}", f"{mesh.ndim}")
-    elif method == "hybrid":
-        reject("mesh", "a DeviceMesh of 2 dimensions for method 'hybrid'", type(mesh).__name__)
+    if dimensions != wanted:
+        reject("mesh", f"{wanted} dimension{'s' * (wanted > 1)} for method {method!r}", dimensions)
 
 
 def _mask_of_rows(everyone: Sequence[Given]) -> bool:
@@ -267,42 +266,48 @@ def _mask_of_rows(everyone: Sequence[Given]) -> bool:
     return rows == lengths
 
 
-def _described_rows(query: Tensor, key: Tensor, value: Tensor, along: int) -> dict[str, Any]:
-    def text(x: Tensor) -> str:
-        shape = [n for dim, n in enumerate(x.shape) if dim != along]
-        return f"{x.dtype} {shape} apart from its length, on {x.device.type}"
-
-    found: dict[str, Any] = dict(query=text(query), key=text(key), value=text(value))
-    return dict(found, length_q=query.shape[along], length_k=key.shape[along], device=query.device)
-
-
 def _given(
-    rows: dict[str, Any],
+    rows: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     settings: dict[str, Any],
     layouts: tuple[Any, ...],
     method: str,
-    others: tuple[Tensor | None, ...],
+    of_heads: dict[str, Tensor | None],
+    with_lse: bool,
 ) -> Given:
     """What the ranks compare."""
-    device = rows.pop("device")
+    along = 2 if rows[0].dim() == 4 else 0
+
+    def text(x: Tensor) -> str:
+        shape = [n for dim, n in enumerate(x.shape) if dim != along]
+        return f"{x.dtype} {shape} apart from its length, on {x.device.type}"
+
+    query, key, value = rows
     seed = None
     if settings["dropout_p"] > 0:
-        words = draw_seed(device).tolist()
+        words = draw_seed(query.device).tolist()
         seed = (words[0], words[1])
     of_mask, mask_rows = None, 1
     if mask is not None:
         *leading, mask_rows, keys = [1] * (4 - mask.dim()) + list(mask.shape)
-        of_mask = (leading, keys, mask.dtype)
-    shapes = [None if x is None else (list(x.shape), x.dtype) for x in others]
+        of_mask = (leading, keys, mask.dtype, mask.requires_grad)
+    shapes = {
+        name: (list(x.shape), x.dtype, getattr(x, "placements", None))
+        for name, x in of_heads.items()
+        if x is not None
+    }
     return Given(
-        **rows,
+        length_q=query.shape[along],
+        length_k=key.shape[along],
         mask_rows=mask_rows,
         seed=seed,
+        query=text(query),
+        key=text(key),
+        value=text(value),
         attn_mask=repr(of_mask),
         layout=repr(layouts),
         method=method,
-        options=repr((settings, shapes)),
+        options=repr((settings, shapes, f"return_lse={with_lse}")),
     )
 
 
@@ -341,8 +346,7 @@ def _plan(
 
 
 def _call(
-    query: Tensor,
-    key: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
     boxes: tuple[Mailbox, ...],
     method: str,
     layouts: tuple[Layout, Layout],
@@ -352,6 +356,7 @@ def _call(
     packed: bool,
 ) -> Call:
     """How this rank takes part."""
+    query, key, _ = rows
     lengths = tuple(
         (end_q - begin_q, end_k - begin_k)
         for begin_q, end_q, begin_k, end_k in zip(
@@ -369,16 +374,16 @@ def _call(
     together = 1 if heads_box is None else heads_box.size
     plan, queries, keys, orders = _plan(layouts, starts, band, together, ring_box.rank)
     tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
-    heads = Heads(0, query.shape[1], query.shape[1], query.shape[1] // key.shape[1])
+    heads = Heads(0, query.shape[1], query.shape[1], query.shape[1] // max(1, key.shape[1]))
     problem = Problem(heads, lengths, packed, tuple(dict(settings, allow_tf32=tf32).items()), seed)
     inner: Ring | Gather
     if method in ("gather", "ulysses"):
         inner = Gather(plan, ring_box, queries[ring_box.rank], keys[ring_box.rank], band)
     else:
         inner = Ring(plan, ring_box)
-    rows = query.shape[0] * (layouts[0].length // ring_box.size)
+    of_head = query.shape[0] * (layouts[0].length // ring_box.size)  # queries
     if heads_box is None:
-        return Call(problem, inner, parts_of(heads, rows, query.device))
+        return Call(problem, inner, parts_of(heads, of_head, query.device))
     shared = share_heads(heads.whole, heads.group, heads_box.size)
     first = ring_box.rank * together
     exchange, key_exchange = (
@@ -386,5 +391,5 @@ def _call(
         for layout, order in zip(layouts, orders, strict=True)
     )
     own = shared[heads_box.rank]
-    parts = parts_of(own, rows, query.device)
+    parts = parts_of(own, of_head, query.device)
     return Call(problem.with_heads(own), inner, parts, exchange, key_exchange, tuple(shared))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,53 +10,84 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilewise._arguments import check_optional_tensors, check_tensors, is_strict, window_of
-from tilewise._errors import Unsupported, check_dense, reject
+from tilewise._arguments import check_tensors, is_strict, window_of
+from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, check_dense, reject, translated
 from tilewise._scalars import flag_of, number_of, scale_of, text_of, whole_of
 from tilewise._triton import NAMES as KERNELS
 
 Mesh = DeviceMesh | dist.ProcessGroup | None
 
-# The library's words for types, as its own errors have them.
-_TYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-
+_check_attention = torch.ops.tilewise.check_attention.default
 
 # DTensors
 
 
-def local_of(
-    query: Any, key: Any, value: Any, mesh: Mesh
-) -> tuple[Tensor, Tensor, Tensor, Mesh, Callable[[Tensor], Tensor]]:
-    """Local tensors of DTensors along the sequence, their mesh, and what makes DTensors of results."""
+def mesh_of(query: Any, mesh: Mesh) -> Mesh:
+    """The mesh that was given, or the one along which a DTensor's tokens are spread."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    if mesh is not None or not isinstance(query, DTensor):
+        return mesh
+    along = [n for n, placement in enumerate(query.placements) if placement == Shard(2)]
+    whole = len(along) in (0, query.device_mesh.ndim)
+    return query.device_mesh if whole else query.device_mesh.get_group(along[0])
+
+
+def local_of(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """This rank's part of DTensors along the sequence; other tensors as they are."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
+    rows = dict(query=query, key=key, value=value)
     if not isinstance(query, DTensor):
-        for name, x in (("key", key), ("value", value)):
+        for name, x in rows.items():
             if isinstance(x, DTensor):
                 reject(name, "a Tensor like query", "a DTensor")
-        return query, key, value, mesh, lambda x: x
-    device_mesh, placements = query.device_mesh, query.placements
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, DTensor) or x.placements != placements:
+        return query, key, value
+    placements = query.placements
+    for name, x in rows.items():
+        if not isinstance(x, DTensor) or x.device_mesh != query.device_mesh or x.placements != placements:
             found = x.placements if isinstance(x, DTensor) else type(x).__name__
-            reject(name, f"a DTensor with the placements of query, {placements}", found)
-    along = [n for n, placement in enumerate(placements) if placement == Shard(2)]
-    if not along:
+            reject(name, f"a DTensor with the mesh and placements of query, {placements}", found)
+    if Shard(2) not in placements:
         reject("query", "a DTensor sharded along dimension 2", placements)
     if any(placement not in (Replicate(), *map(Shard, range(3))) for placement in placements):
         reject("query", "a DTensor replicated or sharded along dimensions 0 to 2", placements)
-    if mesh is None:
-        mesh = device_mesh if len(along) == device_mesh.ndim else device_mesh.get_group(along[0])
-
-    def wrap(local: Tensor) -> Tensor:
-        shape = torch.Size((*query.shape[:3], *local.shape[3:]))
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(local, device_mesh, placements, run_check=False, shape=shape, stride=stride)
-
-    return query.to_local(), key.to_local(), value.to_local(), mesh, wrap
+    return query.to_local(), key.to_local(), value.to_local()
 
 
-def local_per_head(name: str, x: Any, query: Any) -> Any:
+def like_query(query: Any, local: Tensor) -> Tensor:
+    """A result of this rank, as a DTensor if query is one."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(query, DTensor):
+        return local
+    shape = torch.Size((*query.shape[:3], *local.shape[3:]))
+    stride = torch.empty(shape, device="meta").stride()
+    mesh, placements = query.device_mesh, query.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _per_head_shape(name: str, x: Any, query: Any) -> list[int]:
+    """The shape that `local_per_head` gives numbers [Hq] or [B, Hq]. Ranks exchange nothing for it."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    check_tensors(**{name: x})
+    if not isinstance(x, DTensor):
+        _check_plain(name, x)
+        return list(x.shape)
+    if not isinstance(query, DTensor):
+        reject(name, "a Tensor like query", "a DTensor")
+    if x.device_mesh != query.device_mesh:
+        reject(name, f"a DTensor on query's mesh, {query.device_mesh}", x.device_mesh)
+    if any(placement not in (Replicate(), *map(Shard, range(x.dim()))) for placement in x.placements):
+        reject(name, "a DTensor that is replicated or sharded by heads", x.placements)
+    shape, own, whole = list(x.shape), query.to_local().shape, query.shape
+    if len(shape) not in (1, 2):
+        return shape
+    return [own[n] if size == whole[n] else size for n, size in enumerate(shape, 2 - len(shape))]
+
+
+def local_per_head(x: Any, query: Any) -> Any:
     """Numbers of this rank's heads out of a DTensor [Hq] or [B, Hq]; anything else stays as it is.
 
     `query` is as the call was given it. The gradient is placed as the DTensor and summed over the mesh.
@@ -65,12 +96,6 @@ def local_per_head(name: str, x: Any, query: Any) -> Any:
 
     if not isinstance(x, DTensor):
         return x
-    if not isinstance(query, DTensor):
-        reject(name, "a Tensor like query", "a DTensor")
-    if x.device_mesh != query.device_mesh:
-        reject(name, f"a DTensor on query's mesh, {query.device_mesh}", x.device_mesh)
-    if any(placement not in (Replicate(), *map(Shard, range(x.dim()))) for placement in x.placements):
-        reject(name, "a DTensor that is replicated or sharded by heads", x.placements)
     placed: list[Placement] = []
     of_gradient: list[Placement] = []
     for of_query in query.placements:
@@ -89,28 +114,11 @@ def local_per_head(name: str, x: Any, query: Any) -> Any:
 # Tensors
 
 
-def check_rows(query: Any, key: Any, value: Any, rank: int) -> None:
-    check_tensors(query=query, key=key, value=value)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        _check_plain(name, x)
-        if x.dim() != rank:
-            reject(name, f"rank {rank}", f"rank {x.dim()}")
-        if x.dtype != query.dtype:
-            reject(name, f"the type of query, {query.dtype}", x.dtype)
-        if x.device != query.device:
-            reject(name, f"memory on {query.device}, as query", x.device)
-    if key.shape[:-1] != value.shape[:-1]:
-        reject("value", f"the shape of key except its last extent, {list(key.shape[:-1])}", list(value.shape))
-    if key.shape[-1] != query.shape[-1]:
-        reject("key", f"the head dim of query, {query.shape[-1]}", key.shape[-1])
-    if rank == 4 and key.shape[0] != query.shape[0]:
-        reject("key", f"the batch of query, {query.shape[0]}", key.shape[0])
-
-
-def _check_plain(name: str, x: Tensor) -> None:
+def _check_plain(name: str, x: Any) -> None:
     """A tensor in memory, all of it on this rank."""
     from torch.distributed.tensor import DTensor
 
+    check_tensors(**{name: x})
     if isinstance(x, DTensor):
         reject(name, "a Tensor with this rank's part", "a DTensor")
     check_dense(name, x)
@@ -118,49 +126,54 @@ def _check_plain(name: str, x: Tensor) -> None:
         reject(name, "a tensor with memory", "a meta tensor")
 
 
-def check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
-    heads_q, heads_k = query.shape[1], key.shape[1]
-    if heads_q != heads_k and not flag_of("enable_gqa", enable_gqa):
-        reject("enable_gqa", f"True where query has {heads_q} heads and key {heads_k}", "False")
-    if heads_k == 0 or heads_q % heads_k:
-        reject("query", f"a multiple of key's {heads_k} heads", heads_q)
+def check_call(
+    whole: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    mask: Any,
+    of_heads: dict[str, Any],
+    settings: dict[str, Any],
+    enable_gqa: Any,
+    starts: tuple[tuple[int, ...], ...] | None = None,
+) -> None:
+    """The library's own checks of what this rank has. A rank without queries calls no kernel that makes them.
 
-
-def check_per_head(query: Tensor, slopes: Any, sinks: Any, logit_scale: Any, entries: int) -> None:
-    """Here, as a rank without queries calls no kernel that would."""
-    given = dict(alibi_slopes=slopes, sinks=sinks, logit_scale=logit_scale)
-    check_optional_tensors(**given)
-    heads = query.shape[1]
-    for name, x in given.items():
-        if x is None:
-            continue
+    `whole` is query as the call was given it, `rows` and `mask` are of this rank.
+    """
+    query, key, value = rows
+    for name, x in zip(("query", "key", "value"), rows, strict=True):
         _check_plain(name, x)
-        by_entry = name == "alibi_slopes" and list(x.shape) == [entries, heads]
-        if list(x.shape) != [heads] and not by_entry:
-            more = f" or [{entries}, {heads}]" if name == "alibi_slopes" else ", one for each head of query"
-            reject(name, f"[{heads}]{more}", list(x.shape))
-        if x.dtype != torch.float32 and not (x.dtype == query.dtype == torch.float64):
-            reject(name, "f32", _TYPES.get(x.dtype, str(x.dtype).removeprefix("torch.")))
-        if x.device != query.device:
-            reject(name, f"memory on {query.device}, as query", x.device)
+    given = {name: (x, list(x.shape)) for name, x in zip(("query", "key", "value"), rows, strict=True)}
+    given |= {name: (x, _per_head_shape(name, x, whole)) for name, x in of_heads.items() if x is not None}
+    if mask is not None:
+        _check_plain("attn_mask", mask)
+        given["attn_mask"] = (mask, list(mask.shape))
+        if key.dim() == 4 and key.shape[:3] == value.shape[:3] and mask.dim() and mask.shape[-1] != 1:
+            for name in ("key", "value"):  # it has those of all ranks
+                given[name][1][2] = mask.shape[-1]
+    slopes = of_heads["alibi_slopes"]
     if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
         raise Unsupported("alibi_slopes: no gradient is computed for them; detach them")
-
-
-def check_mask(mask: Any, query: Tensor) -> None:
-    if mask is None:
-        return
-    check_optional_tensors(attn_mask=mask)
-    _check_plain("attn_mask", mask)
-    shape = [1] * (4 - mask.dim()) + list(mask.shape)
-    for n, whole in enumerate(query.shape[:3]):
-        if len(shape) != 4 or shape[n] not in (1, whole):
-            expected = f"a shape that broadcasts to {list(query.shape[:3])} and all keys"
-            reject("attn_mask", expected, list(mask.shape))
+    for name, (x, _) in given.items():
+        if x.device != query.device:
+            reject(name, f"memory on {query.device}, as query", x.device)
+    options: dict[str, Any] = {
+        name: torch.empty(shape, dtype=x.dtype, device="meta") for name, (x, shape) in given.items()
+    }
+    if settings["dropout_p"] > 0:
+        options["dropout_seed"] = torch.zeros(2, dtype=torch.int64)
+    if starts is not None:
+        for side, of, length in zip("qk", starts, (query, key), strict=True):
+            options[f"cumulative_{side}"] = torch.empty(len(of), dtype=torch.int32, device="meta")
+            options[f"max_length_{side}"] = length.shape[0] if length.dim() else 0
+    options |= settings | dict(kernel_name=None, enable_gqa=flag_of("enable_gqa", enable_gqa))
+    try:
+        _check_attention(**options)
+    except RuntimeError as error:
+        raise translated(error, {}, DENSE_NAMES if starts is None else VARLEN_NAMES) from None
 
 
 def check_mask_keys(mask: Tensor | None, keys: int) -> None:
-    if mask is not None and mask.shape[-1] not in (1, keys):
+    if mask is not None and mask.dim() and mask.shape[-1] not in (1, keys):
         reject("attn_mask", f"all {keys} keys of the sequence, or 1", list(mask.shape))
 
 
@@ -202,15 +215,11 @@ def settings_of(
     """Attention's options as the operator takes them."""
     text_of("alignment", alignment, "top_left", "bottom_right")
     left, right = window_of(window)
-    if any(side is not None and side < 0 for side in (left, right)):
-        reject("window", "(left, right), each None or at least 0", repr(window))
-    if not 0 <= number_of("dropout_p", dropout_p) < 1:
-        reject("dropout_p", "a number in [0, 1)", dropout_p)
     name = None if text_of("kernel", kernel) == "auto" else kernel
     if name is not None and name not in KERNELS:
         reject("kernel", f"one of auto, {', '.join(KERNELS)}", repr(name))
     return dict(
-        dropout_p=float(dropout_p),
+        dropout_p=number_of("dropout_p", dropout_p),
         is_causal=bool(flag_of("is_causal", is_causal)),
         scale=scale_of(scale),
         bottom_right=alignment == "bottom_right",

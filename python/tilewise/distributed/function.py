@@ -30,6 +30,7 @@ class Call:
     key_exchange: HeadExchange | None = None
     heads: tuple[Heads, ...] = ()  # of each rank, where they are exchanged
     mask_of_rows: bool = True  # a row for each query, not one for all
+    with_lse: bool = True  # which may have a gradient
 
     def _spread(self, x: Tensor) -> Tensor:
         return x if self.exchange is None else self.exchange.spread(x, [h.at for h in self.heads])
@@ -107,9 +108,10 @@ class Call:
     ) -> Gradients:
         q, k, v, mask, slopes, sinks, logit_scale, o, lse = saved
         assert q is not None and k is not None and v is not None and o is not None and lse is not None
-        grad_out = self._spread(grad_out)
-        grad_lse = None if grad_lse is None else self._spread(grad_lse)
         inputs = Inputs(q, mask, slopes, sinks, logit_scale)
+        if grad_lse is None and self.exchange is not None and self.with_lse:  # but perhaps on other ranks
+            grad_lse = grad_out.new_zeros(grad_out.shape[:3], dtype=inputs.wide)
+        grad_out, grad_lse = self._spread(grad_out), None if grad_lse is None else self._spread(grad_lse)
         sums = Sums.of(inputs, mask_gradient)
         dtype = q.dtype if self.exchange is None else inputs.wide  # what ranks add up is not rounded before
 

@@ -190,6 +190,6 @@ def layout_of(layout: Layout | str, length: int, ranks: int) -> Layout:
     """The layout itself, or the one of that name."""
     if isinstance(layout, Layout):
         return layout
-    if layout not in BY_NAME:
+    if not isinstance(layout, str) or layout not in BY_NAME:
         reject("layout", f"a Layout or one of {', '.join(map(repr, BY_NAME))}", repr(layout))
     return BY_NAME[layout](length, ranks)
