@@ -33,13 +33,10 @@ FILES = (
     "src/rope/validate.cpp",
     "src/layer/validate.cpp",
 )
-# The tests of a folder's checks, fastest first.
-CORE = ("core_test", "--gtest_filter=HostileArguments*:KernelList*:*Overlap*:Tensor*:Arena*")
-ATTENTION = ("attention_test", "--gtest_filter=*Validate*:KernelList*:PackedLengths*")
-LAYER = (
-    "layer_test",
-    "--gtest_filter=*bad_*:*refused*:*valid*:*place*:*itself*:*lies*:*where_inputs*:*names*",
-)
+# The tests of a folder's checks, fastest first. Left out are those that compute for long.
+CORE = ("core_test", "--gtest_filter=HostileArguments*:KernelList*:*Overlap*:Tensor*:Arena*:Unused*")
+ATTENTION = ("attention_test", "--gtest_filter=-Piece.*:IndexTensors.*:RandomMmaProblem.*")
+LAYER = ("layer_test",)
 REPLAY = ("tilewise_fuzz_replay", str(ROOT / "tests/fuzz/corpus"))
 TESTS = {"core": (CORE, ATTENTION, LAYER, REPLAY), "attention": (CORE, ATTENTION, REPLAY)}
 OTHER_TESTS = (CORE, LAYER, REPLAY)
@@ -117,7 +114,12 @@ def prepare() -> None:
         if not to.exists() or to.read_bytes() != content:
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(content)
-    flags = ["-DCMAKE_BUILD_TYPE=Release", "-DTILEWISE_CUDA=OFF", "-DTILEWISE_TORCH=OFF"]
+    flags = [
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DTILEWISE_CUDA=OFF",
+        "-DTILEWISE_TORCH=OFF",
+        "-DTILEWISE_WERROR=OFF",
+    ]
     subprocess.run(
         ["cmake", "-S", COPY, "-B", BUILD, "-G", "Ninja", *flags], check=True, stdout=subprocess.DEVNULL
     )

@@ -1,3 +1,4 @@
+#include "ffn/validate.h"
 #include "layer/ffn_case.h"
 
 namespace tilewise::test::ffn_test {
@@ -191,6 +192,18 @@ TEST(Ffn, bad_input_is_named_and_nothing_is_written) {
   p.d_gate = Buffer(DType::f32, {6, 4});
   EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }),
             "d_gate: expected gate to differentiate, got none");
+}
+
+TEST(Ffn, tf32_is_allowed_where_it_is_asked_for_alone) {
+  SeededRandom random(8);
+  Problem p = random_problem(random, {3, 4, 6, 4}, DType::f32, Activation::gelu, false);
+  p.make_gradients();
+  for (const Precision precision : {Precision::standard, Precision::strict, Precision::allow_tf32}) {
+    p.options.precision = precision;
+    const bool expected = precision == Precision::allow_tf32;
+    EXPECT_EQ(checked_ffn_forward(p.inputs(), p.options, p.outputs(), {}).problem.allow_tf32, expected);
+    EXPECT_EQ(checked_ffn_backward(p.inputs(), p.options, p.gradients(), {}).problem.allow_tf32, expected);
+  }
 }
 
 TEST(Ffn, gradients_have_the_type_of_what_they_are_of_and_contiguous_rows) {

@@ -1,3 +1,4 @@
+#include "gemm/validate.h"
 #include "layer/gemm_case.h"
 
 namespace tilewise::test::gemm_test {
@@ -22,6 +23,16 @@ TEST(Gemm, every_epilogue_is_near_the_truth_for_every_type_and_level) {
         }
       }
     }
+  }
+}
+
+TEST(Gemm, tf32_is_allowed_where_it_is_asked_for_alone) {
+  SeededRandom random(9);
+  Problem p = random_problem(random, {3, 4, 5}, DType::f32, Activation::none, false);
+  for (const Precision precision : {Precision::standard, Precision::strict, Precision::allow_tf32}) {
+    p.options.precision = precision;
+    EXPECT_EQ(checked_gemm(p.inputs(), p.options, {p.out.view()}, {}).problem.allow_tf32,
+              precision == Precision::allow_tf32);
   }
 }
 

@@ -182,6 +182,14 @@ TEST(Norm, bad_input_is_named_and_nothing_is_written) {
   Problem p = random_problem(random, 3, 4, DType::f32, Norm::rms);
   p.rstd = {};
   EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "rstd: expected the rstd of forward, got none");
+  p = random_problem(random, 3, 4, DType::f32, Norm::layer);
+  p.weight = p.bias = p.d_weight = p.d_bias = {};
+  p.d_bias = Buffer(DType::f32, {4});
+  EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }),
+            "d_bias: expected a bias to differentiate, got no bias");
+  std::swap(p.d_weight, p.d_bias);
+  EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }),
+            "d_weight: expected a weight to differentiate, got no weight");
 }
 
 TEST(Norm, a_sum_may_be_x_or_residual_but_no_part_of_them) {

@@ -73,6 +73,60 @@ TEST(RopeIndices, PlacesInTheCacheBeyondTheTableOfAnglesAreRefused) {
   EXPECT_EQ(thrown<InvalidArgument>(call), "cos: expected a table of at least 51 positions, got f32[50, 2]");
 }
 
+// Only then are places in the cache positions.
+TEST(RopeIndices, EndsMeanTheSameAsStartsWhereAnglesAreOfTokensOrPositionsAreGiven) {
+  const Sizes n{2, 2, 1, 3, 8, 8, 4};
+  for (const bool of_tokens : {false, true}) {
+    SCOPED_TRACE(of_tokens ? "angles of tokens" : "positions");
+    SeededRandom random(11);
+    Problem p = random_problem(random, n, DType::f32);
+    add_cache(p, random, n, false);
+    const Shape shape =
+        of_tokens ? Shape{n.batch, n.length, 4} : Shape{4, 4};  // fewer rows than the cache has
+    p.cos = random_buffer(random, DType::f32, shape);
+    p.sin = random_buffer(random, DType::f32, shape);
+    p.positions = {};
+    if (!of_tokens) {
+      p.positions = Buffer(DType::i32, {n.batch, n.length});
+      p.positions.set_values(std::vector<double>{3, 0, 2, 1, 1, 0});
+    }
+    p.cache_starts.set_values(std::vector<double>{5, 2});
+    Problem ends = p;
+    for (const auto member : {&Problem::k_cache, &Problem::v_cache, &Problem::out_q}) {
+      Buffer& own = ends.*member;
+      own = Buffer(own.dtype(), own.shape());
+      own.set_values((p.*member).values());
+    }
+    run(p);
+    ends.cache_starts.set_values(std::vector<double>{8, 5});
+    RopeInputs in = ends.inputs();
+    std::swap(in.cache_starts, in.cache_ends);
+    Context context = serial_context();
+    with_workspace(rope_workspace(in, ends.options, ends.outputs(), context), [&](Workspace workspace) {
+      context.workspace = workspace;
+      rope(in, ends.options, ends.outputs(), context);
+    });
+    EXPECT_EQ(ends.out_q.values(), p.out_q.values());
+    EXPECT_EQ(ends.k_cache.values(), p.k_cache.values());
+    EXPECT_EQ(ends.v_cache.values(), p.v_cache.values());
+  }
+}
+
+TEST(RopeIndices, EndsNeedACacheAndNoStarts) {
+  Random random(3);
+  const Sizes n{1, 2, 1, 3, 8, 4, 4};
+  Problem p = random_problem(random, n, DType::f32);
+  const Buffer ends(DType::i32, {1});
+  RopeInputs in = p.inputs();
+  in.cache_ends = ends.view();
+  const auto check = [&] { checked_rope(in, p.options, p.outputs(), {}); };
+  EXPECT_EQ(thrown<InvalidArgument>(check), "cache_ends: expected none without a cache, got i32[1]");
+  add_cache(p, random, n, false);
+  in = p.inputs();
+  in.cache_ends = ends.view();
+  EXPECT_EQ(thrown<InvalidArgument>(check), "cache_ends: expected none with cache_starts, got i32[1]");
+}
+
 TEST(RopeIndices, ACacheThatIsTooSmallWithoutStartsIsRefusedOnDevicesToo) {
   Random random(1);
   const Sizes n{1, 2, 1, 6, 8, 4, 4};
