@@ -231,6 +231,59 @@ TEST(ValidateForward, SaysWhetherAMaskCanBeCopiedInBoxes) {
   EXPECT_FALSE(aligned(scene.make(DType::f32, {4, 3, 1})));
 }
 
+TEST(ValidateForward, SaysWhetherRowsMayBeRead16BytesAtATime) {
+  Scene scene = dense();
+  resize(scene, 2, 4, 2, 3, 5, 8, 4);
+  const auto aligned = [&] {
+    return checked_forward(scene.inputs, scene.options, scene.outputs, scene.context).problem.aligned;
+  };
+  EXPECT_TRUE(aligned());
+  for (Tensor* tensor : {&scene.inputs.q, &scene.inputs.k, &scene.inputs.v}) {
+    const Tensor before = *tensor;
+    const Shape shape(before.shape.begin(), before.shape.begin() + before.rank);
+    for (const Placement& placement : {Placement{.lead = 1}, Placement{.padding = {0, 0, 0, 2}}}) {
+      *tensor = scene.make(DType::f32, shape, placement);
+      EXPECT_FALSE(aligned());
+    }
+    *tensor = before;
+  }
+  EXPECT_TRUE(aligned());
+}
+
+TEST(ValidateBackward, SaysHowRowsLieInMemory) {
+  Scene scene = dense();
+  resize(scene, 2, 4, 2, 3, 5, 8, 4);
+  scene = backward_of(std::move(scene));
+  const auto details = [&] {
+    return checked_backward(scene.inputs, scene.options, scene.gradients, scene.context).problem.backward;
+  };
+  EXPECT_TRUE(details().aligned_rows && details().ordered_rows && !details().repeated_keys);
+  EXPECT_EQ(details().elements, 2 * 2 * 5 * 4);
+  AttentionGradients& gradients = scene.gradients;
+  for (Tensor* tensor : {&scene.inputs.q, &scene.inputs.k, &scene.inputs.v, &gradients.o, &gradients.d_o,
+                         &gradients.dq, &gradients.dk, &gradients.dv}) {
+    const Tensor before = *tensor;
+    const Shape shape(before.shape.begin(), before.shape.begin() + before.rank);
+    for (const Placement& placement : {Placement{.lead = 1}, Placement{.padding = {0, 0, 0, 2}}}) {
+      *tensor = scene.make(DType::f32, shape, placement);
+      EXPECT_FALSE(details().aligned_rows);
+    }
+    *tensor = before;
+  }
+  const Tensor d_o = gradients.d_o;
+  for (const int dimension : {0, 1, 2}) {
+    gradients.d_o = scene.make(DType::f32, {2, 4, 3, 4}, {.flipped = {dimension}});
+    EXPECT_FALSE(details().ordered_rows);
+  }
+  gradients.d_o = d_o;
+  for (Tensor* tensor : {&scene.inputs.k, &scene.inputs.v}) {
+    const Tensor before = *tensor;
+    tensor->strides[2] = 0;
+    EXPECT_TRUE(details().repeated_keys);
+    *tensor = before;
+  }
+}
+
 TEST(ValidateForward, SaysHowManyKeysAQueryMaySee) {
   const auto most_keys = [](const Scene& scene, const AttentionOptions& options) {
     return checked_forward(scene.inputs, options, scene.outputs, scene.context).problem.most_keys;
