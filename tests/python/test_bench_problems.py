@@ -26,6 +26,7 @@ MODULES = (
     "charts",
     "profile",
     "profile_all",
+    "summary",
     "earlier_figures",
     "run",
     "words",

@@ -25,7 +25,7 @@ from tilewise.bench.implementations import Implementation, call_of
 from tilewise.bench.kinds import AnyProblem
 from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record
-from tilewise.bench.table import digits, rate
+from tilewise.bench.table import digits, rate, share
 
 STALLS = {
     "long_scoreboard": "for memory (L2 or beyond)",
@@ -337,8 +337,8 @@ def on_cpu(implementation: Implementation, problem: AnyProblem, device: torch.de
         return words + "."
     words += f", matrix product {rate(compute)}\n"
     if problem.intensity * copy * 1e-3 < compute:
-        return words + f"Bound by memory: {line['percent_of_copy']:.0f} % of a copy's bytes per second."
-    return words + f"Bound by arithmetic: {line['percent_of_peak']:.0f} % of the matrix product's rate."
+        return words + f"Bound by memory: {share(line['percent_of_copy'])} a copy's bytes per second."
+    return words + f"Bound by arithmetic: {share(line['percent_of_peak'])} the matrix product's rate."
 
 
 def last_line(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tilewise.bench import suites
 from tilewise.bench.operations.operation import words
 from tilewise.bench.records import Line, Record, problem_of
-from tilewise.bench.table import digits, machine, rate, threads_of
+from tilewise.bench.table import digits, machine, rate, share, threads_of
 from tilewise.bench.words import line_words, type_of, type_words
 
 LADDER = (  # slowest first
@@ -202,10 +202,10 @@ def behind(of: Sequence[Race]) -> list[str]:
     if not slower:
         return [f"It is behind the fastest peer in none of {len(gains)} problems."]
     worst = min(slower, key=lambda race: race.speed_up or 0.0)
-    assert worst.best_peer is not None
+    assert worst.best_peer is not None and worst.speed_up is not None
     sentence = f"It is behind the fastest peer in {len(slower)} of {len(gains)} problems"
     groups = [
-        (stand.median, f"{suite} {type_words(dtype)} {direction} ({stand.median:.2f})")
+        (stand.median, f"{suite} {type_words(dtype)} {direction} ({_below_one(stand.median)})")
         for (suite, direction, dtype), members in by_suite(of).items()
         if (stand := standing(members)) and stand.median < 1
     ]
@@ -213,8 +213,18 @@ def behind(of: Sequence[Race]) -> list[str]:
         named = [words for _, words in sorted(groups)]
         more = f" and {len(named) - MOST_GROUPS} more" if len(named) > MOST_GROUPS else ""
         sentence += f". In the median of a suite it is behind in {', '.join(named[:MOST_GROUPS])}{more}"
-    furthest = f"{worst.speed_up:.2f} times as fast as {worst.best_peer['impl']}"
+    furthest = f"{_below_one(worst.speed_up)} times as fast as {worst.best_peer['impl']}"
     return [f"{sentence}. It is furthest behind at {line_words(worst.first)}: {furthest}."]
+
+
+def _below_one(times: float) -> str:
+    """Who is behind by a hair is not "1.00 times as fast".
+
+    >>> _below_one(0.35), _below_one(0.9962), _below_one(0.99999)
+    ('0.35', '0.996', '0.999')
+    """
+    rounded = f"{times:.2f}"
+    return rounded if rounded != "1.00" else f"{min(times, 0.999):.3f}"
 
 
 def use(of: Sequence[Race]) -> str:
@@ -241,15 +251,6 @@ def _rate_of(line: Line) -> str:
     if line.get("percent_of_peak"):
         sentence += f", {share(line['percent_of_peak'])} {line.get('yardstick', 'a matrix product')}"
     return sentence
-
-
-def share(percent: float) -> str:
-    """A measured rate in another one, which is no limit.
-
-    >>> share(91.6), share(99.97), share(109.8)
-    ('92 % of', '1.00 times', '1.10 times')
-    """
-    return f"{percent:.0f} % of" if percent < 99.5 else f"{percent / 100:.2f} times"
 
 
 def exactness(every: Sequence[Race]) -> str:

@@ -40,6 +40,15 @@ def rate(tflops: float | None) -> str:
     return f"{digits(tflops)} TFLOP/s" if tflops >= 1 else f"{digits(1e3 * tflops)} GFLOP/s"
 
 
+def share(percent: float) -> str:
+    """A measured rate in another one, which is no limit.
+
+    >>> share(91.6), share(99.97), share(109.8)
+    ('92 % of', '1.00 times', '1.10 times')
+    """
+    return f"{percent:.0f} % of" if percent < 99.5 else f"{percent / 100:.2f} times"
+
+
 def threads_of(count: Any) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
