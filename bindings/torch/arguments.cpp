@@ -103,7 +103,8 @@ AttentionArguments::AttentionArguments(ArgumentStack& stack)
       deterministic(stack.take<bool>()),
       allow_tf32(stack.take<bool>()),
       strict(stack.take<bool>()),
-      logit_scale(stack.take<OptionalTensor>()) {}
+      logit_scale(stack.take<OptionalTensor>()),
+      batch_invariant(stack.take<bool>()) {}
 
 AttentionArguments AttentionArguments::plain(ArgumentStack& stack, PlainMask mask) {
   auto q = stack.take<TorchTensor>();
@@ -166,6 +167,7 @@ AttentionOptions AttentionArguments::options() const {
       .softcap = static_cast<float>(softcap),
       .dropout = dropout_of(dropout_p, dropout_seed),
       .deterministic = deterministic,
+      .batch_invariant = batch_invariant,
       .precision = strict       ? Precision::strict
                    : allow_tf32 ? Precision::allow_tf32
                                 : Precision::standard,

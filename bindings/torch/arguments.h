@@ -59,6 +59,7 @@ struct AttentionArguments {
   bool allow_tf32 = false;
   bool strict = false;
   OptionalTensor logit_scale;
+  bool batch_invariant = false;
   OptionalTensor packed_options;  // of `plain_attention_schema`
 
   /// The inputs as views that are valid as long as this object. Tensors whose rows are not contiguous are
@@ -84,7 +85,7 @@ inline constexpr const char* attention_schema =
     "Tensor? block_counts=None, Tensor? block_indices=None, Tensor? block_full_counts=None, "
     "Tensor? block_full_indices=None, Tensor? block_tile_ids=None, Tensor? block_tiles=None, "
     "SymInt block_q=128, SymInt block_k=128, str? kernel_name=None, bool deterministic=False, "
-    "bool allow_tf32=False, bool strict=False, Tensor? logit_scale=None";
+    "bool allow_tf32=False, bool strict=False, Tensor? logit_scale=None, bool batch_invariant=False";
 // The schema of plain calls is short because arguments are expensive: torch looks up by name each argument
 // that was not given, and asks of each argument that is not a tensor whether it might be one, which takes
 // some 800 instructions. So a call with a mask has its own overload, and the options are a tensor: f64 [5] on

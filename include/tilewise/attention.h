@@ -106,6 +106,12 @@ struct AttentionOptions {
   float softcap = 0;  ///< 0: none
   Dropout dropout{};
   bool deterministic = false;  ///< backward gives the same bits each time; forward always does
+  /// The bits of a sequence's o, lse, dq, dk and dv depend on this sequence alone: not on the others in the
+  /// batch, their number and lengths, nor on its place among them or the capacity of a cache. A packed
+  /// sequence has the bits of the same sequence alone, packed or dense. Implies `deterministic`. Not for
+  /// pieces. The same device, alignment of the rows and other options are assumed. Dropout stays a function
+  /// of the entry's number.
+  bool batch_invariant = false;
   Precision precision = Precision::standard;
   std::string_view kernel = "auto";
   /// Makes the call a piece of a whole. So that pieces are joined without another rounding, o and the

@@ -87,7 +87,12 @@ def _check_lengths(mask: BlockMask, query: Tensor, key: Tensor) -> None:
 
 
 def how_of(
-    query: Tensor, kernel: str, deterministic: bool, precision: str, logit_scale: Tensor | None
+    query: Tensor,
+    kernel: str,
+    deterministic: bool,
+    precision: str,
+    logit_scale: Tensor | None,
+    batch_invariant: bool,
 ) -> tuple[Any, ...]:
     """The operator's arguments from kernel on."""
     check_tensors(query=query)
@@ -96,7 +101,8 @@ def how_of(
     if name is not None and name not in KERNELS:
         reject("kernel", f"one of auto, {', '.join(KERNELS)}", repr(name))
     tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
-    return name, flag_of("deterministic", deterministic), tf32, is_strict(precision), logit_scale
+    invariant = flag_of("batch_invariant", batch_invariant)
+    return name, flag_of("deterministic", deterministic), tf32, is_strict(precision), logit_scale, invariant
 
 
 def is_strict(precision: Any) -> bool:

@@ -61,6 +61,7 @@ def attention(
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    batch_invariant: bool = False,
     precision: Precision = "standard",
     return_lse: bool = False,
 ) -> Any:
@@ -88,6 +89,9 @@ def attention(
         kernel: name of the kernel, or "auto"; see `explain`.
         deterministic: makes the gradient bitwise repeatable, as torch.use_deterministic_algorithms does.
             The output always is; so are gradients of key and value in f16 and bf16 of standard precision.
+        batch_invariant: makes the bits of a sequence's results, and of its gradients of query, key and value,
+            depend on that sequence alone: not on the others in the batch, their number, lengths and order,
+            nor on the capacity of a cache. Packed and dense calls agree, too. Implies `deterministic`.
         precision: how exact f16 and bf16 are. "standard": GPUs round what goes into products to 16 bits, as
             other attention kernels do. "strict": as exact as if computed in f32 and rounded at the end, at
             the speed of f32 in the backward pass. CPUs are always that exact. f32 is computed as f32 in both;
@@ -119,6 +123,7 @@ def attention(
             and kernel == "auto"
             and precision == "standard"
             and return_lse is False
+            and batch_invariant is False
             and (deterministic is False or deterministic is True)
             and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa, deterministic))
             is not None
@@ -136,7 +141,7 @@ def attention(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *NO_LENGTHS,
         *blocks_of(block_mask, query, key),
-        *how_of(query, kernel, deterministic, precision, logit_scale),
+        *how_of(query, kernel, deterministic, precision, logit_scale, batch_invariant),
     )
     documents = _documents_of(block_mask, arguments)
     if documents is None:
@@ -208,6 +213,7 @@ def attention_varlen(
     logit_scale: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    batch_invariant: bool = False,
     precision: Precision = "standard",
     return_lse: bool = False,
 ) -> Any:
@@ -247,7 +253,7 @@ def attention_varlen(
         *(None, None, cu_seqlens_q, cu_seqlens_k),
         *(whole_of("max_seqlen_q", max_seqlen_q), whole_of("max_seqlen_k", max_seqlen_k)),
         *NO_BLOCKS,
-        *how_of(query, kernel, deterministic, precision, logit_scale),
+        *how_of(query, kernel, deterministic, precision, logit_scale, batch_invariant),
     )
     out, lse = _run(_ops.forward, arguments, VARLEN_NAMES)
     return (out, lse) if with_lse else out
@@ -272,6 +278,7 @@ def attention_decode(
     logit_scale: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    batch_invariant: bool = False,
     precision: Precision = "standard",
     return_lse: bool = False,
 ) -> Any:
@@ -311,7 +318,7 @@ def attention_decode(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
         *NO_BLOCKS,
-        *how_of(query, kernel, deterministic, precision, logit_scale),
+        *how_of(query, kernel, deterministic, precision, logit_scale, batch_invariant),
     )
     out, lse = _run(_ops.forward, arguments, DECODE_NAMES)
     return (out, lse) if with_lse else out
@@ -383,6 +390,7 @@ def explain(
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    batch_invariant: bool = False,
     precision: Precision = "standard",
     return_lse: bool = False,
 ) -> str:
@@ -407,7 +415,7 @@ def explain(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks, draws=False),
         *NO_LENGTHS,
         *blocks_of(block_mask, query, key),
-        *how_of(query, kernel, deterministic, precision, logit_scale),
+        *how_of(query, kernel, deterministic, precision, logit_scale, batch_invariant),
     )
     documents = _documents_of(block_mask, arguments)
     if documents is None:

@@ -34,6 +34,7 @@ def attention(
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    batch_invariant: bool = False,
     precision: str = "standard",
     return_lse: bool = False,
     dtype: torch.dtype = torch.float64,
@@ -41,8 +42,8 @@ def attention(
     """What `tilewise.attention` means; takes the same arguments, and the same seed for dropout.
 
     Shapes: query [B, Hq, Sq, D], key [B, Hkv, Sk, D], value [B, Hkv, Sk, Dv]; out [B, Hq, Sq, Dv] and
-    lse [B, Hq, Sq], both in `dtype`, the type it computes in. `kernel`, `deterministic` and `precision`
-    change nothing.
+    lse [B, Hq, Sq], both in `dtype`, the type it computes in. `kernel`, `deterministic`,
+    `batch_invariant` and `precision` change nothing.
 
     >>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
     >>> expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())

@@ -17,4 +17,11 @@ void AttentionCall::block_states(std::int64_t b, std::int64_t h, std::int64_t qb
   }
 }
 
+AttentionCall representative(const AttentionCall& call) {
+  AttentionCall found = call;
+  found.problem = representative(call.problem);
+  if (call.problem.queries > 0 && call.problem.keys > 0) found.most_length = found.problem.length_k;
+  return found;
+}
+
 }  // namespace tilewise

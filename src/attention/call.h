@@ -249,4 +249,16 @@ struct AttentionCall {
   void block_states(std::int64_t b, std::int64_t h, std::int64_t qb, std::span<std::int32_t> states) const;
 };
 
+/// The call by which kernels choose tiles and splits of a `batch_invariant` call. Its tensors and index
+/// tensors are those of the call, whose shapes they no longer fit: it is not for running.
+AttentionCall representative(const AttentionCall& call);
+
+/// Calls `choose` with the call by which tiles and splits are chosen: the call itself or, if it is to be
+/// batch_invariant, its representative.
+template <typename Choose>
+auto choosing_by(const AttentionCall& call, const Choose& choose) {
+  if (call.problem.batch_invariant) return choose(representative(call));
+  return choose(call);
+}
+
 }  // namespace tilewise

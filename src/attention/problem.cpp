@@ -1,5 +1,6 @@
 #include "attention/problem.h"
 
+#include <algorithm>
 #include <sstream>
 
 namespace tilewise {
@@ -36,8 +37,33 @@ std::string to_string(const AttentionProblem& problem) {
   if (features.block_mask) text << ", block mask";
   if (features.logit_scale) text << ", logit scale";
   if (problem.strict) text << ", strict";
+  if (problem.batch_invariant) text << ", batch invariant";
   if (problem.piece != PieceDetails{}) text << ", piece";
   return text.str();
+}
+
+AttentionProblem representative(const AttentionProblem& problem) {
+  AttentionProblem found = problem;
+  found.batch_invariant = false;
+  if (problem.queries == 0 || problem.keys == 0) return found;  // all results are the same constants
+  // With few caches, keys are split even if many sequences would fill the device without. With many
+  // sequences, nothing is split.
+  constexpr std::int64_t few = 4, many = 64;
+  const bool cache = has_cache(problem);
+  found.batch = cache ? few : many;
+  found.length_q = choice_length_q(problem);
+  if (!problem.features.block_mask) {
+    found.length_k = cache ? std::max(usual_cache, found.length_q) : usual_length;
+  }
+  if (found.layout == Layout::packed) found.layout = Layout::dense;
+  found.queries = found.batch * found.length_q;
+  found.keys = found.batch * found.length_k;
+  if (found.pass == Pass::backward) {
+    found.backward.elements =
+        std::min({found.heads_q * found.queries * found.dim_qk, found.heads_kv * found.keys * found.dim_qk,
+                  found.heads_kv * found.keys * found.dim_v});
+  }
+  return found;
 }
 
 std::string unsuited_piece(const AttentionProblem& problem) {

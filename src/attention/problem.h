@@ -82,10 +82,33 @@ struct AttentionProblem {
   bool aligned_tiles = true;  ///< like aligned_mask, for the rows of a block mask's tiles
   bool strict = false;        ///< f16 or bf16 must be as exact as f32 that is rounded at the end
   bool mask_in_rows = true;   ///< a mask's rows are contiguous or broadcast over the keys, with any alignment
+  bool batch_invariant = false;  ///< the bits of a sequence may not depend on the others
   BackwardDetails backward{};
   PieceDetails piece{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
+
+/// With `batch_invariant`, kernels, tiles and splits are chosen as for this problem, which has of the
+/// caller's what a sequence has by itself: heads, dims, types, options and, where all entries share it, the
+/// number of queries. Calls with key lengths count as a few caches of usual length, so that their keys are
+/// split, and all others as many usual sequences. Block masks keep their lengths. The result is not
+/// batch_invariant.
+AttentionProblem representative(const AttentionProblem& problem);
+
+/// Lengths of a representative problem.
+inline constexpr std::int64_t usual_length = 4096;
+inline constexpr std::int64_t usual_cache = 8192;
+
+/// Whether the keys of a problem are a cache: then the host knows only its capacity.
+constexpr bool has_cache(const AttentionProblem& problem) {
+  return problem.layout == Layout::paged || problem.features.key_lengths;
+}
+/// The number of queries by which tiles are chosen.
+constexpr std::int64_t choice_length_q(const AttentionProblem& problem) {
+  const bool usual =
+      problem.batch_invariant && !has_cache(problem) && !problem.features.block_mask && problem.length_q > 0;
+  return usual ? usual_length : problem.length_q;
+}
 
 /// "forward f32 dense B2 Hq8 Hkv2 Sq128 Sk128 D64 Dv64 on cpu, causal, dropout"
 std::string to_string(const AttentionProblem& problem);

@@ -362,6 +362,15 @@ std::int64_t most_keys(const AttentionCall& call) {
   return std::max<std::int64_t>(0, end - begin);
 }
 
+/// An extent of 1 leaves its stride unused, so one sequence could be aligned where several are not. Whether a
+/// query sees one key at most must not depend on the number of keys either.
+void set_facts_of_any_batch(const AttentionInputs& inputs, const Band& band, AttentionProblem& problem) {
+  problem.aligned = problem.aligned && has_aligned_strides(inputs.q) && has_aligned_strides(inputs.k) &&
+                    has_aligned_strides(inputs.v);
+  problem.aligned_mask = problem.aligned_mask && (!inputs.mask.given() || has_aligned_strides(inputs.mask));
+  problem.most_keys = std::min(usual_length, band.left + band.right + 1);
+}
+
 }  // namespace
 
 void set_views(const AttentionInputs& inputs, AttentionCall& call) {
@@ -401,6 +410,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
         "fewer than 2^32 heads in total", inputs.q);
 
   if (options.piece) check_piece(*options.piece, inputs, problem);
+  check(!options.piece || !options.batch_invariant, "batch_invariant", "false with a piece", "true");
   if (inputs.mask.given()) check_mask(inputs.mask, context, problem);
   if (inputs.blocks.given()) check_blocks(inputs.blocks, context, problem);
   if (inputs.alibi_slopes.given()) {
@@ -438,7 +448,8 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.softcap = static_cast<double>(options.softcap);
   call.band = band_of(options);
   call.alignment = options.alignment;
-  call.deterministic = options.deterministic;
+  call.deterministic = options.deterministic || options.batch_invariant;
+  problem.batch_invariant = options.batch_invariant;
   call.allow_tf32 = options.precision == Precision::allow_tf32;
   problem.strict =
       options.precision == Precision::strict && (problem.dtype == DType::f16 || problem.dtype == DType::bf16);
@@ -461,6 +472,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   problem.most_keys = most_keys(call);
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
+  if (options.batch_invariant) set_facts_of_any_batch(inputs, call.band, problem);
   problem.mask_in_rows = !inputs.mask.given() || has_plain_rows(inputs.mask, problem.length_k);
   problem.f32_mask = inputs.mask.given() && inputs.mask.dtype == DType::f32;
   problem.block_q = call.blocks.block_q;

@@ -93,6 +93,13 @@ bool has_aligned_rows(const Tensor& tensor) {
   return true;
 }
 
+bool has_aligned_strides(const Tensor& tensor) {
+  for (int dim = 0; dim < tensor.rank - 1; ++dim) {
+    if (tensor.stride(dim) * static_cast<std::int64_t>(size_of(tensor.dtype)) % 16 != 0) return false;
+  }
+  return true;
+}
+
 void check_context(const Context& context) {
   check_enumerator(context.device.type, Device::Type::cuda, "device.type", "cpu or cuda");
   if (context.device.type == Device::Type::cpu) {

@@ -74,6 +74,8 @@ bool same_view(const Tensor& a, const Tensor& b);
 
 /// Whether all rows begin at multiples of 16 bytes and no stride is negative.
 bool has_aligned_rows(const Tensor& tensor);
+/// Whether the rows would start at such multiples if every extent were above 1.
+bool has_aligned_strides(const Tensor& tensor);
 
 /// Checks device, threads and SIMD level.
 void check_context(const Context& context);

@@ -86,11 +86,38 @@ std::string trial_of(const K& kernel, const typename K::Problem& problem) {
   return kernel.trial == nullptr ? std::string() : kernel.trial(problem);
 }
 
+/// Calls `ask` with the problem by which kernels are preferred: the problem itself or, if it is to be
+/// batch_invariant, its representative, whose answers get a word before them.
+template <typename Problem, typename Ask>
+std::string asked_of_usual(const Problem& problem, const Ask& ask) {
+  if constexpr (requires { problem.batch_invariant; }) {
+    if (problem.batch_invariant) {
+      const std::string answer = ask(representative(problem));
+      return answer.empty() ? answer : "batch_invariant, so it counts as " + answer;
+    }
+  }
+  return ask(problem);
+}
+
+/// Why "auto" prefers a later kernel; empty if it does not.
+template <typename K>
+std::string reason_to_yield(const K& kernel, const typename K::Problem& problem) {
+  if (kernel.yields == nullptr) return {};
+  return asked_of_usual(problem, [&](const typename K::Problem& asked) { return kernel.yields(asked); });
+}
+
 /// Why a kernel may not be chosen if the caller asked for `name`; empty if it may.
 template <typename K>
 std::string reason_against(const K& kernel, const typename K::Problem& problem, std::string_view name) {
   std::string reason = kernel.supports(problem);
   if (!reason.empty()) return reason;
+  if constexpr (requires { problem.batch_invariant; }) {
+    if (problem.batch_invariant) {
+      reason =
+          asked_of_usual(problem, [&](const typename K::Problem& asked) { return kernel.supports(asked); });
+      if (!reason.empty()) return reason;
+    }
+  }
   const std::string trial = trial_of(kernel, problem);
   if (trial.empty() || (name == kernel.name && allows_trials())) return {};
   return "trial: runs " + trial + " only when named and with TILEWISE_TRIAL=1";
@@ -107,7 +134,7 @@ const K* find_kernel(std::span<const K> kernels, const typename K::Problem& prob
     const std::string reason = reason_against(kernel, problem, name);
     if (!reason.empty()) {
       reasons += "\n  " + std::string(kernel.name) + ": " + reason;
-    } else if (name == "auto" && kernel.yields != nullptr && !kernel.yields(problem).empty()) {
+    } else if (name == "auto" && !reason_to_yield(kernel, problem).empty()) {
       if (yielding == nullptr) yielding = &kernel;
     } else {
       return &kernel;
@@ -177,8 +204,8 @@ Explanation explain_kernels(std::span<const K> kernels, const typename K::Call& 
       verdict = Explanation::Verdict::chosen;
       if (const std::string trial = trial_of(kernel, problem); !trial.empty()) reason = "trial: " + trial;
       reason += measured_rows(reason.empty() ? "" : "; ", [&] { configure_kernel(kernel, call, context); });
-    } else if (kernel.yields != nullptr) {
-      reason = kernel.yields(problem);
+    } else {
+      reason = reason_to_yield(kernel, problem);
     }
     explanation.entries.push_back(Explanation::Entry{std::string(kernel.name), verdict, reason});
   }

@@ -99,6 +99,7 @@ struct Problem {
       seed = test::seed_words(options.dropout);
       inputs.dropout_seed = seed.view();
     }
+    options.batch_invariant = random.chance(0.2);
   }
 };
 

@@ -203,6 +203,7 @@ def test_an_odd_argument_is_taken_or_refused_by_name(name: str) -> None:
 NEVER: dict[str, tuple[str, ...]] = {
     "is_causal": ("None", "text", "2", "-1", "1.5", "nan", "list", "int tensor", "array"),
     "deterministic": ("text", "2", "vector", "None"),
+    "batch_invariant": ("text", "2", "vector", "None"),
     "return_lse": ("text", "2", "dict", "None"),
     "enable_gqa": ("text", "2", "vector"),
     "kernel": ("bytes", "2", "None", "text", "vector"),

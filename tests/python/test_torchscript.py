@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.3},
     "window and softcap": {"window": (3, 0), "softcap": 5.0},
     "deterministic": {"deterministic": True},
+    "batch invariant": {"batch_invariant": True},
 }
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "Attention": lambda: nn.Attention(32, 4, num_kv_heads=2, is_causal=True),

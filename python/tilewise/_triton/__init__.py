@@ -85,6 +85,8 @@ def refusal(arguments: Sequence[Any]) -> Refusal | None:
         if arguments[INDEX[argument]] is not None:
             name = "block_mask" if argument == "block_counts" else argument
             return Refusal(name, f"does not support {what}")
+    if arguments[INDEX["batch_invariant"]]:
+        return Refusal("batch_invariant", "chooses tiles by the whole batch")
     for argument, x in (("query", query), ("key", key)):
         if x.dim() == 4 and x.shape[2] > _LONGEST:
             return Refusal(argument, f"supports sequence lengths up to {_LONGEST}, got {x.shape[2]}")

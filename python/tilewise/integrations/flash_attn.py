@@ -1,6 +1,7 @@
 """flash-attn 2's public functions on Tilewise: same names, signatures and meanings, in f32 too.
 
-Three of them also take `s_aux`, the sinks of FlashAttention-3 as transformers passes them.
+Three of them also take `s_aux`, the sinks of FlashAttention-3 as transformers passes them, and
+`batch_invariant`.
 
 Tensors are [B, S, H, D], or [total, H, D] for packed sequences. `causal` and `window_size` count from the
 last query at the last key, a window of -1 has no end, and queries may have more heads than keys. Where
@@ -57,6 +58,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention of q [B, Sq, Hq, D] over k [B, Sk, Hkv, D] and v [B, Sk, Hkv, Dv].
 
@@ -71,6 +73,7 @@ def flash_attn_func(
         deterministic: makes the gradient bitwise repeatable.
         return_attn_probs: returns (out, lse, None).
         s_aux: [Hq], a sink's logit for each head. Has a gradient.
+        batch_invariant: makes the bits of a sequence depend on that sequence alone, as in `attention`.
 
     Returns:
         out [B, Sq, Hq, Dv]; lse is f32 [B, Hq, Sq].
@@ -96,6 +99,7 @@ def flash_attn_func(
         alibi_slopes=alibi_slopes,
         sinks=_sinks(s_aux),
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
         return_lse=True,
     )
     out = out.transpose(1, 2)
@@ -170,6 +174,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     *,
     s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention within sequences packed one after another: q [total_q, Hq, D], k and v [total_k, Hkv, D].
 
@@ -205,6 +210,7 @@ def flash_attn_varlen_func(
         alibi_slopes=alibi_slopes,
         sinks=_sinks(s_aux),
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
         return_lse=True,
     )
     return (out, lse, None) if with_lse else out
@@ -291,6 +297,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention of new tokens over a cache, to which their own keys and values may be appended first.
 
@@ -372,6 +379,7 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=_sinks(s_aux),
+        batch_invariant=batch_invariant,
         return_lse=True,
     )
     out = out.transpose(1, 2)

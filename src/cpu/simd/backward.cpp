@@ -32,10 +32,13 @@ struct Partition {
   std::int64_t splits;
 
   explicit Partition(const AttentionCall& call)
-      : grid(call, panel_width(call.problem.length_q, lanes), false),
-        width(panel_width(call.problem.length_q, lanes)),
+      : grid(call, panel_width(choice_length_q(call.problem), lanes), false),
+        width(panel_width(choice_length_q(call.problem), lanes)),
         keys(tile_keys(std::max(call.problem.dim_qk, call.problem.dim_v))),
-        splits(gradient_splits(call.problem.batch * call.problem.heads_kv, grid.panels() * call.group())) {}
+        splits(choosing_by(call, [&](const AttentionCall& asked) {
+          const PanelGrid usual(asked, width, false);
+          return gradient_splits(asked.problem.batch * asked.problem.heads_kv, usual.panels() * call.group());
+        })) {}
 };
 
 struct Scratch {

@@ -61,14 +61,20 @@ struct Partition {
   std::int64_t splits;
 
   explicit Partition(const AttentionCall& call)
-      : grid(call, width_of(call), true),
+      : grid(call, width_of(call), shares_heads(call)),
         width(width_of(call)),
         keys(tile_keys(std::max(call.problem.dim_qk, call.problem.dim_v))),
-        splits(key_splits(call.problem.batch * grid.heads() * grid.panels(), call.problem.length_k)) {}
+        splits(choosing_by(call, [&](const AttentionCall& asked) {
+          const PanelGrid usual(asked, width, shares_heads(call));
+          return key_splits(asked.problem.batch * usual.heads() * usual.panels(), asked.problem.length_k);
+        })) {}
 
+  /// Whether the heads of a group may share panels if they have few queries.
+  static bool shares_heads(const AttentionCall& call) {
+    return choice_length_q(call.problem) < panel_vectors * lanes && !call.problem.features.block_mask;
+  }
   static int width_of(const AttentionCall& call) {
-    const bool shared = call.problem.length_q < panel_vectors * lanes && !call.problem.features.block_mask;
-    return panel_width(call.problem.length_q * (shared ? call.group() : 1), lanes);
+    return panel_width(choice_length_q(call.problem) * (shares_heads(call) ? call.group() : 1), lanes);
   }
 
   std::int64_t panels(const AttentionCall& call) const {

@@ -16,6 +16,7 @@ std::string supports_fused(const AttentionProblem& problem) {
 
 std::string supports_dense(const AttentionProblem& problem) {
   if (const std::string reason = supports_fused(problem); !reason.empty()) return reason;
+  if (problem.batch_invariant) return "does not support batch_invariant";
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "supports dense tensors only, not packed or paged ones";
   if (problem.features.logit_scale) return "does not support a logit scale";

@@ -18,6 +18,9 @@ namespace {
 
 std::string supports_backward(const AttentionProblem& problem) {
   if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
+  if (problem.batch_invariant && problem.dtype == DType::f16) {
+    return "backward scales dS in f16 by the largest dO of the whole batch, so it is not batch_invariant";
+  }
   return unsuited_shared_memory(problem.device, mma::backward_shared_bytes(problem));
 }
 
@@ -54,6 +57,7 @@ std::string supports_f32(const AttentionProblem& problem) {
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
+  if (problem.batch_invariant && problem.dtype == DType::f32) return mma_f32::depends_on_batch;
   const std::string piece =
       problem.dtype == DType::f32 ? unsuited_piece(problem) : unsuited_16_bit_piece(problem);
   if (!piece.empty()) return piece;

@@ -101,11 +101,12 @@ std::string unsuited_shape(const AttentionProblem& problem) {
     return supports_up_to("sequence lengths", wgmma::BandOfKeys::most - 1, length);
   }
   if (problem.length_k == 0) return "needs at least one key";
-  const std::int64_t packed_rows = problem.length_q * wgmma::packed_heads(problem);
-  if (problem.length_q <= wgmma::few_queries && packed_rows < wgmma::few_rows) {
+  const std::int64_t queries = choice_length_q(problem);
+  const std::int64_t packed_rows = queries * wgmma::packed_heads(problem);
+  if (queries <= wgmma::few_queries && packed_rows < wgmma::few_rows) {
     return "needs more than " + std::to_string(wgmma::few_queries) + " queries, or " +
-           std::to_string(wgmma::few_rows) + " rows with packed GQA, got " +
-           std::to_string(problem.length_q) + " and " + std::to_string(packed_rows);
+           std::to_string(wgmma::few_rows) + " rows with packed GQA, got " + std::to_string(queries) +
+           " and " + std::to_string(packed_rows);
   }
   if (problem.queries > 0x7fffffff ||
       problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
@@ -151,6 +152,10 @@ std::string unsuited_capability(const AttentionProblem& problem) {
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
+  if (problem.batch_invariant) {
+    if (problem.dtype == DType::f32) return mma_f32::depends_on_batch;
+    if (problem.strict) return "is strict only with enough rows, so its choice would depend on the batch";
+  }
   const std::string piece =
       problem.dtype == DType::f32 ? unsuited_piece(problem) : unsuited_16_bit_piece(problem);
   if (!piece.empty()) return piece;
@@ -303,6 +308,7 @@ std::string trial(const AttentionProblem& problem) {
 template <auto unsuited, auto workspace, auto run>
 struct TrialBackward {
   static std::string supports_it(const AttentionProblem& problem) {
+    if (problem.batch_invariant) return "does not support batch_invariant";
     if (problem.pass == Pass::backward && problem.dtype != DType::f32) {
       if (const std::string reason = unsuited(problem); !reason.empty()) return reason;
     }
@@ -335,6 +341,7 @@ using Persistent = TrialBackward<&wgmma_backward::unsuited_persistent, &wgmma_ba
 
 std::string supports_halves(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
+  if (problem.batch_invariant) return "does not support batch_invariant";
   if (const std::string reason = wgmma_halves::unsuited(problem); !reason.empty()) return reason;
   return unsuited_capability(problem);
 }

@@ -14,6 +14,8 @@ constexpr std::int64_t least_work = std::int64_t{1} << 25;
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
+  if (problem.batch_invariant)
+    return "cuts its products by the size of the batch, so it is not batch_invariant";
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "supports dense tensors only, not packed or paged ones";
   if (problem.features.block_mask) return "does not support block masks";

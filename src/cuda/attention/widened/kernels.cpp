@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "attention/kernel.h"
+#include "cuda/attention/common/f32/limits.h"
 #include "cuda/attention/widened/widened.h"
 #include "cuda/runtime/device.h"
 
@@ -13,6 +14,7 @@ namespace {
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (!problem.strict) return "is for f16 and bf16 in strict precision only";
+  if (problem.batch_invariant) return mma_f32::depends_on_batch;
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   // Without tensor cores, copies would gain nothing over the fused kernel, which widens as it reads.
   const std::string reason = mma_attention.supports(widened::problem_in_f32(problem, problem.pass));

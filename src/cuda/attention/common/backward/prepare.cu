@@ -226,7 +226,8 @@ std::string unsuited_backward(const AttentionProblem& problem) {
   // computes delta from P and dP.
   constexpr std::int64_t few_rows = 128;
   const std::int64_t rows = problem.heads_q * problem.queries;
-  if (rows < few_rows) {
+  // A batch_invariant call has the kernel that it would have among many sequences.
+  if (rows < few_rows && !problem.batch_invariant) {
     return "backward " + needs("at least " + std::to_string(few_rows) + " query rows in total", rows);
   }
   if (problem.strict) return "backward rounds P and dS to 16 bits, which strict precision does not allow";

@@ -35,6 +35,10 @@ inline std::string unsuited(const AttentionProblem& problem) {
   return {};
 }
 
+/// Why these kernels are not batch_invariant: they are exact enough only with enough rows.
+inline constexpr const char* depends_on_batch =
+    "splits f32 numbers only with enough rows, so its choice would depend on the batch";
+
 /// Splitting f32 costs a pass over Q, K and V, which does not pay off with few pairs of query and key. On an
 /// H200 with 32 heads, fused's forward was 1.1 to 1.4 times as fast as mma's with 256 queries and keys, and
 /// 0.84 to 1.16 times with 512 of them.

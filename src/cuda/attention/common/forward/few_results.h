@@ -25,6 +25,7 @@ constexpr bool keeps_p_exact(const AttentionCall& call) {
   constexpr std::int64_t few = std::int64_t{1} << 18;
   const AttentionProblem& problem = call.problem;
   if (!problem.strict) return false;
+  if (problem.batch_invariant) return true;  // the number of rows does not count
   const std::int64_t rows = call.rows_q() * problem.heads_q;
   return few_results(rows, problem.dim_v) ||
          (problem.batch * problem.heads_kv * problem.dim_v < few_columns && rows * problem.dim_v < few);

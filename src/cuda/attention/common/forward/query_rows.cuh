@@ -42,7 +42,7 @@ struct ForwardGrid {
     const std::int64_t group = call.group();
     // A CTA takes a whole group where one head would leave half of it empty. It has only one logit scale.
     const AttentionFeatures& features = call.problem.features;
-    const bool together = group > 1 && group <= rows && 2 * call.problem.length_q <= rows &&
+    const bool together = group > 1 && group <= rows && 2 * choice_length_q(call.problem) <= rows &&
                           !features.block_mask && !features.logit_scale;
     const int heads = together ? static_cast<int>(group) : 1;
     const QueryGrid queries = QueryGrid::of(call, rows / heads);

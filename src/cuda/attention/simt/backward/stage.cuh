@@ -54,7 +54,7 @@ inline bool plain_backward(const AttentionCall& call) {
   };
   // Row states of a share of the keys come from another kernel, which reads statistics in f64.
   const bool known_statistics = !problem.piece.wide_statistics || call.delta.wanted;
-  return problem.length_q > 1 && !problem.features.needs_more_than_band() && known_statistics &&
+  return choice_length_q(problem) > 1 && !problem.features.needs_more_than_band() && known_statistics &&
          plain(call.q, problem.dim_qk) && plain(call.k, problem.dim_qk) && plain(call.v, problem.dim_v) &&
          plain(call.d_o, problem.dim_v) && plain(call.dq, problem.dim_qk) && plain(call.dk, problem.dim_qk) &&
          plain(call.dv, problem.dim_v);
@@ -62,7 +62,8 @@ inline bool plain_backward(const AttentionCall& call) {
 
 enum class BackwardSize { small, narrow, broad };
 
-inline BackwardSize backward_size(const AttentionCall& call, const Context& context) {
+/// `call` is the one whose lengths count (choosing_by()).
+inline BackwardSize size_for(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
   const DeviceProperties& device = device_properties(context.device.index);
   const bool broad = problem.dim_qk > 64 || problem.dim_v > 64;
@@ -70,6 +71,9 @@ inline BackwardSize backward_size(const AttentionCall& call, const Context& cont
   if (device.shared_bytes < (broad ? Broad::shared_bytes : Narrow::shared_bytes)) return BackwardSize::small;
   if (2 * blocks < device.multiprocessors && (!broad || !plain_backward(call))) return BackwardSize::small;
   return broad ? BackwardSize::broad : BackwardSize::narrow;
+}
+inline BackwardSize backward_size(const AttentionCall& call, const Context& context) {
+  return choosing_by(call, [&](const AttentionCall& asked) { return size_for(asked, context); });
 }
 
 enum class Side { queries, keys };

@@ -450,14 +450,15 @@ void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& 
       call, blocks, heads, static_cast<std::uint32_t>(count));
 }
 
+// `asked` is the call whose lengths count (choosing_by()).
 template <bool general>
-void run_for(const AttentionCall& call, const Context& context) {
-  const AttentionProblem& problem = call.problem;
+void run_for(const AttentionCall& call, const AttentionCall& asked, const Context& context) {
+  const AttentionProblem& problem = asked.problem;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const DeviceProperties& device = device_properties(context.device.index);
   // A smaller tile has a lower throughput, so it pays only where most SMs would be idle with a larger one.
   const auto suits = [&]<typename C>(C) {
-    const std::int64_t blocks = problem.batch * problem.heads_q * QueryGrid::of(call, C::queries).tiles;
+    const std::int64_t blocks = problem.batch * problem.heads_q * QueryGrid::of(asked, C::queries).tiles;
     return C::shared_bytes <= device.shared_bytes && 4 * blocks >= 3 * device.multiprocessors;
   };
   if (problem.dim_qk <= 64 && problem.dim_v <= 64) {
@@ -474,17 +475,17 @@ void run_for(const AttentionCall& call, const Context& context) {
   // longest start first, the SMs have equal work, but no less than the longest CTA.
   const auto duration = [&]<typename C>(C, double speed) {
     const std::int64_t pieces = (problem.dim_v + C::dim - 1) / C::dim;
-    const double blocks =
-        static_cast<double>(problem.batch * problem.heads_q * pieces * QueryGrid::of(call, C::queries).tiles);
+    const double blocks = static_cast<double>(problem.batch * problem.heads_q * pieces *
+                                              QueryGrid::of(asked, C::queries).tiles);
     const double each = blocks / device.multiprocessors;
-    return (Turns::uneven(call) ? std::max(1.0, each / 2) : std::ceil(each)) * C::queries / speed;
+    return (Turns::uneven(asked) ? std::max(1.0, each / 2) : std::ceil(each)) * C::queries / speed;
   };
   if (problem.dim_qk <= Wide128::dim && Wide128::shared_bytes <= device.shared_bytes) {
     const double wide = duration(Wide128{}, 1);
     const double half = duration(Half128{}, 0.85);
     const double small = duration(Small128{}, 0.65);
     if constexpr (!general) {
-      if (takes_short(call, context) && duration(ShortTile{}, 0.98) <= std::min({wide, half, small}))
+      if (takes_short(asked, context) && duration(ShortTile{}, 0.98) <= std::min({wide, half, small}))
         return short_forward(call, context);
     }
     if (wide <= std::min(half, small)) return run<Wide128, general>(call, stream);
@@ -515,7 +516,9 @@ bool plain_forward(const AttentionCall& call) {
 
 void fused_forward(const AttentionCall& call, const Context& context) {
   clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
-  plain_forward(call) ? run_for<false>(call, context) : run_for<true>(call, context);
+  choosing_by(call, [&](const AttentionCall& asked) {
+    plain_forward(asked) ? run_for<false>(call, asked, context) : run_for<true>(call, asked, context);
+  });
 }
 
 void fused_forward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context) {

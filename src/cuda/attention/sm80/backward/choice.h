@@ -93,15 +93,19 @@ int choose_backward_row(const AttentionCall& call, const DeviceProperties& devic
 }
 
 inline int backward_row(const AttentionCall& call, const DeviceProperties& device) {
-  return general_backward(call) ? choose_backward_row<GeneralBackward>(call, device)
-                                : choose_backward_row<PlainBackward>(call, device);
+  return choosing_by(call, [&](const AttentionCall& asked) {
+    return general_backward(asked) ? choose_backward_row<GeneralBackward>(asked, device)
+                                   : choose_backward_row<PlainBackward>(asked, device);
+  });
 }
 
 /// The workspace of a call that runs by `row`.
 inline BackwardSpace backward_space(const AttentionCall& call, int row, const Context& context) {
   const BackwardConfig& c = general_backward(call) ? GeneralBackward::rows[row] : PlainBackward::rows[row];
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  return {call, context.workspace.data, shares_of(call, c, multiprocessors)};
+  const int shares =
+      choosing_by(call, [&](const AttentionCall& asked) { return shares_of(asked, c, multiprocessors); });
+  return {call, context.workspace.data, shares};
 }
 
 }  // namespace tilewise::cuda::mma

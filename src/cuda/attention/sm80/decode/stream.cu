@@ -411,7 +411,9 @@ bool suits_stream(const AttentionCall& call, const DeviceProperties& device) {
 
 // The count with the least time, by a model in which CTAs run in rounds and each takes the time of its keys
 // and of 64 more.
-Splits stream_splits(const AttentionCall& call, int multiprocessors, void* space) {
+namespace {
+
+int split_count(const AttentionCall& call, int multiprocessors) {
   constexpr std::int64_t constant_keys = 64;
   constexpr std::int64_t least_keys = 128;
   const std::int64_t heads = call.problem.batch * call.problem.heads_kv;
@@ -429,7 +431,15 @@ Splits stream_splits(const AttentionCall& call, int multiprocessors, void* space
     }
     if (heads * count > 8 * room) break;
   }
-  return Splits::of(call, chosen, space);
+  return chosen;
+}
+
+}  // namespace
+
+Splits stream_splits(const AttentionCall& call, int multiprocessors, void* space) {
+  const int count =
+      choosing_by(call, [&](const AttentionCall& asked) { return split_count(asked, multiprocessors); });
+  return Splits::of(call, count, space);
 }
 
 void stream_forward(const AttentionCall& call, const Context& context) {

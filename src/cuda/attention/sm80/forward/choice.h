@@ -39,9 +39,12 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
 
 inline Splits splits_for(const AttentionCall& call, const ForwardConfig& c, const DeviceProperties& device,
                          void* space) {
-  const std::int64_t ctas = ForwardGrid::of(call, c.rows(), device.multiprocessors).count();
-  const std::int64_t room = std::int64_t{c.blocks} * device.multiprocessors;
-  return Splits::of(call, c.split_kv ? splits_of(call, ctas, room, c.keys) : 1, space);
+  const int count = choosing_by(call, [&](const AttentionCall& asked) {
+    const std::int64_t ctas = ForwardGrid::of(asked, c.rows(), device.multiprocessors).count();
+    const std::int64_t room = std::int64_t{c.blocks} * device.multiprocessors;
+    return c.split_kv ? splits_of(asked, ctas, room, c.keys) : 1;
+  });
+  return Splits::of(call, count, space);
 }
 
 }  // namespace tilewise::cuda::mma

@@ -26,7 +26,8 @@ bool plain(const AttentionCall& call) {
 
 template <typename Table>
 Configuration configuration_of(const AttentionCall& call, const DeviceProperties& device) {
-  const int row = choose_row<Table>(call, device);
+  const int row =
+      choosing_by(call, [&](const AttentionCall& asked) { return choose_row<Table>(asked, device); });
   return {.workspace_bytes = splits_for(call, Table::rows[row], device, nullptr).bytes(), .row = row};
 }
 
@@ -39,7 +40,7 @@ void forward_of(const AttentionCall& call, const Context& context, int row) {
 
 Configuration configure_forward(const AttentionCall& call, const Context& context) {
   const DeviceProperties& device = device_properties(context.device.index);
-  if (suits_stream(call, device)) {
+  if (choosing_by(call, [&](const AttentionCall& asked) { return suits_stream(asked, device); })) {
     return {.workspace_bytes = stream_splits(call, device.multiprocessors, nullptr).bytes()};
   }
   return plain(call) ? configuration_of<PlainForward>(call, device)

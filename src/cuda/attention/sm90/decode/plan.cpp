@@ -85,16 +85,21 @@ Choice choose_in(const AttentionCall& call, int multiprocessors) {
   }
   return {DecodePlan{}, tuned_row<Table>(call, able_row<Table>(call), alone.row)};
 }
-Choice choose_anew(const AttentionCall& call, int multiprocessors) {
+/// `asked` is the call whose lengths count (choosing_by()).
+Choice choose_anew(const AttentionCall& call, const AttentionCall& asked, int multiprocessors) {
   if (call.problem.piece.wide_rows) {
     return {plan_of_piece(call, multiprocessors), decode_row_of(call.problem)};
   }
-  return listed_with_more(call)   ? choose_in<GeneralBlockForward>(call, multiprocessors)
-         : listed(call)           ? choose_in<BlockForward>(call, multiprocessors)
-         : combined(call.problem) ? choose_in<CombinedForward>(call, multiprocessors)
-         : masked(call)           ? choose_in<MaskedForward>(call, multiprocessors)
-         : general(call)          ? choose_in<GeneralForward>(call, multiprocessors)
-                                  : choose_in<Forward>(call, multiprocessors);
+  return listed_with_more(call)   ? choose_in<GeneralBlockForward>(asked, multiprocessors)
+         : listed(call)           ? choose_in<BlockForward>(asked, multiprocessors)
+         : combined(call.problem) ? choose_in<CombinedForward>(asked, multiprocessors)
+         : masked(call)           ? choose_in<MaskedForward>(asked, multiprocessors)
+         : general(call)          ? choose_in<GeneralForward>(asked, multiprocessors)
+                                  : choose_in<Forward>(asked, multiprocessors);
+}
+Choice choose_anew(const AttentionCall& call, int multiprocessors) {
+  return choosing_by(call,
+                     [&](const AttentionCall& asked) { return choose_anew(call, asked, multiprocessors); });
 }
 
 /// Everything that a choice depends on.

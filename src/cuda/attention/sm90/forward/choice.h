@@ -12,11 +12,12 @@ namespace tilewise::cuda::wgmma {
 
 // Which row of a tuning table a call uses.
 
-/// Whether the call has more features than scale, causal and window.
+/// Whether the call has more features than scale, causal and window. Batch_invariant calls take the same
+/// kernels, so that a sequence alone has the bits that it has in a packed batch.
 inline bool general(const AttentionCall& call) {
   const AttentionFeatures& features = call.problem.features;
-  return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi ||
-         features.logit_scale;
+  return call.problem.batch_invariant || call.packed() || features.key_lengths || features.sinks ||
+         features.softcap || features.alibi || features.logit_scale;
 }
 
 /// Whether the call has a mask or dropout, which have kernels of their own.

@@ -326,6 +326,16 @@ struct Consumer {
     round_p<T, c>(p, s);
   }
 
+  __device__ __forceinline__ void set_limits() {
+    if constexpr (c.general) {
+      const int heads_log2 = c.decode ? arguments.decode.heads_log2 : 0;
+      const int first = barriers.consumer_items[item.stage()][index].first + first_row + lane_now() / 4;
+      softmax.set_limits((band_of(item).length_q << heads_log2) - first);
+    } else {
+      softmax.set_limits();
+    }
+  }
+
   __device__ __forceinline__ void exponentiate_first_scores(const Work& at) {
     const int n = at.seen.last - 1;
     if (short_tile(at, n)) {
@@ -340,7 +350,7 @@ struct Consumer {
       softmax.exponentiate(s);
       round_p_for_product();
     }
-    softmax.set_limits();
+    set_limits();
   }
 
   /// Computes P of the item's first K tile, whose S is complete.
@@ -396,7 +406,7 @@ struct Consumer {
       release_values();
       if (raised) softmax.rescale(o);
       round_p_for_product();
-      if (raised) softmax.set_limits();
+      if (raised) set_limits();
       if constexpr (c.general && c.blocks) clear_values_behind_last_key(listed / 2);  // it may be any tile
     }
   }

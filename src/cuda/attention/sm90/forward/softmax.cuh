@@ -95,6 +95,15 @@ struct Softmax {
       limit[half] = maximum[half] + __fdividef(slack, scale_log2);
     }
   }
+  /// The same where `rows` rows from the lane's first one on are queries. The others may be those of another
+  /// packed sequence, and must not raise the maxima of the whole warp: its bits would depend on them.
+  __device__ __forceinline__ void set_limits(int rows) {
+    set_limits();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (8 * half >= rows) limit[half] = -minus_infinity;
+    }
+  }
 
   __device__ __forceinline__ void rescale(Output<c>& o) const {
 #pragma unroll
