@@ -1,4 +1,4 @@
-"""`batch_invariant=True`: the bits of a sequence are the same in every batch, and everywhere it can be asked."""
+"""`batch_invariant=True`: the bits of a sequence are the same in every batch."""
 
 from __future__ import annotations
 
