@@ -16,15 +16,19 @@ from unittest.mock import patch
 import tilewise
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from conftest import gradients
 from contract import Tensors, assert_twice, moved
 from test_properties import scaled_like_torch
 from tilewise import distributed, reference
 from tilewise.distributed import Layout, Span, pieces
 from tilewise.distributed.heads import LEAST_ROWS
+from tilewise.integrations import sdpa
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import _cp_options, context_parallel_unshard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 FACTORS = {2: (2, 1), 4: (2, 2), 3: (3, 1), 6: (3, 2)}  # of a mesh for hybrid
@@ -517,12 +521,7 @@ def of_dtensors(method: str) -> bool:
     torch.manual_seed(0)
     whole = [torch.randn(1, 4, 5 * size + 1, 8, dtype=torch.float64) for _ in range(3)]
     given = [distribute_tensor(x, mesh, [Shard(2)]).requires_grad_() for x in whole]
-    lengths = [x.to_local().shape[2] for x in given[:1]]
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(counts, torch.tensor(lengths))
-    ends = torch.cat(counts).cumsum(0).tolist()
-    layout = Layout(ends[-1], tuple((Span(a, b),) for a, b in zip([0, *ends], ends, strict=False)))
-    out = distributed.attention(*given, is_causal=True, layout=layout, method=method)
+    out = distributed.attention(*given, is_causal=True, method=method)
     leaves = [x.requires_grad_() for x in whole]
     expected = tilewise.attention(*leaves, is_causal=True)
     cotangent = torch.randn(expected.shape, dtype=torch.float64)
@@ -565,6 +564,49 @@ def per_head_dtensors(method: str, by_heads: bool, sharded: bool) -> list[str]:
     ]
     return wrong + [f"placement of {name}" for name in heads if name in pairs
                     and heads[name].grad.placements != heads[name].placements]  # fmt: skip
+
+
+def torch_context_parallel(balanced: bool, compiled: bool) -> bool:
+    """torch's own context_parallel with Tilewise around it, which gives what one process gives."""
+    size = dist.get_world_size()
+    mesh = mesh_of((size,))
+    torch.manual_seed(0)
+    whole = [torch.randn(2, heads, 6 * size, 8) for heads in (4, 2, 2)]
+    cotangent = torch.randn(2, 4, 6 * size, 8)
+    parts = [x.clone() for x in (*whole, cotangent)]
+
+    def attend(*rows: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True)
+
+    torch._dynamo.reset()
+    call = torch.compile(attend, backend="aot_eager") if compiled else attend
+    with patch.object(_cp_options, "enable_load_balance", balanced), sdpa.use():
+        with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 4):
+            leaves = [x.detach().clone().requires_grad_() for x in parts[:3]]
+            out = call(*leaves)
+            out.backward(parts[3])
+        ours = [route for route in sdpa.calls() if route.startswith("tilewise")]
+        own = [out.detach(), *(x.grad for x in leaves)]
+        found = context_parallel_unshard(mesh, own, [2] * 4)
+    leaves = [x.requires_grad_() for x in whole]
+    expected = tilewise.attention(*leaves, is_causal=True, enable_gqa=True)
+    expected.backward(cotangent)
+    pairs = zip(found, (expected, *(x.grad for x in leaves)), strict=True)
+    return len(ours) == 1 and all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in pairs)
+
+
+def use_inside_context_parallel() -> str:
+    """Refused; afterwards torch has its function again, and Tilewise is off."""
+    mesh, x = mesh_of((dist.get_world_size(),)), torch.zeros(1, 1, 2 * dist.get_world_size(), 4)
+    before = F.scaled_dot_product_attention
+
+    def call() -> None:
+        with context_parallel(mesh, buffers=[x], buffer_seq_dims=[2]), sdpa.use():
+            pass
+
+    text = _error_of(call)
+    assert F.scaled_dot_product_attention is before and not sdpa.is_enabled()
+    return text
 
 
 def entries_over_a_mesh() -> bool:
@@ -760,6 +802,33 @@ def hugging_face_decoder(method: str, compiled: bool) -> bool:
         dist.all_reduce(ours.grad)
         near.append(torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-5))
     return all(near)
+
+
+def wrong_decoders() -> dict[str, str]:
+    """What a decoder over the ranks says where its results would be wrong, on this rank."""
+    from tilewise.integrations.transformers import context_parallel
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layout = distributed.zigzag(4 * size, size)
+    model = _small_llama().eval()
+    context_parallel(model, mesh_of((size,)))
+    tokens = torch.ones(1, 4, dtype=torch.int64)
+    positions = layout.positions(rank)[None]
+    given = dict(input_ids=tokens, position_ids=positions)
+    own_mask = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
+    calls = {
+        "positions": lambda: model(tokens),
+        "labels": lambda: model(**given, labels=tokens),
+        "cache": lambda: model.generate(**given, max_new_tokens=2, pad_token_id=0),
+        "padding": lambda: model(**given, attention_mask=torch.tensor([[0, 1, 1, 1]])),
+        "mask": lambda: model(**given, attention_mask=own_mask),
+        "shifted": lambda: model(**given, labels=tokens, shift_labels=tokens),
+        "by place": lambda: model(tokens, None, positions),
+    }
+    found = {name: _error_of(call) for name, call in calls.items()}
+    model.set_attn_implementation("eager")
+    found["elsewhere"] = _error_of(lambda: model(tokens, labels=tokens))
+    return {name: text.partition(": expected")[0].partition(" is")[0] for name, text in found.items()}
 
 
 def example_losses(method: str) -> tuple[list[float], list[float]]:

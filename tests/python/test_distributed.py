@@ -148,6 +148,20 @@ def test_losses_of_ranks_may_be_of_different_results(ranks: Ranks, method: str) 
     assert all(ranks.run(cases.partial_losses, method))
 
 
+@pytest.mark.parametrize(("balanced", "compiled"), [(True, False), (False, False), (True, True)])
+def test_torchs_context_parallel_may_be_on_tilewise(ranks: Ranks, balanced: bool, compiled: bool) -> None:
+    if compiled and ranks.size != 2:
+        pytest.skip("compiling takes long, and is the same for any number of ranks")
+    assert all(ranks.run(cases.torch_context_parallel, balanced, compiled))
+
+
+def test_tilewise_is_not_switched_on_inside_torchs_context_parallel(ranks: Ranks) -> None:
+    for text in ranks.run(cases.use_inside_context_parallel):
+        assert text == (
+            "Unsupported: sdpa: torch's context_parallel is on; switch Tilewise on around it, not inside"
+        )
+
+
 OF_ATTENTION = ["entries", "heads", "mask", "mask of heads", "sinks", "logit scale", "logit scale of heads"]
 OF_LAYERS = ["rope", "rms_norm", "layer_norm", "columns", "summands", "ffn"]
 
@@ -171,6 +185,21 @@ def test_a_hugging_face_decoder_over_ranks(ranks: Ranks, method: str, compiled: 
     if compiled and ranks.size != 2:
         pytest.skip("compiling takes long, and is the same for any number of ranks")
     assert all(ranks.run(cases.hugging_face_decoder, method, compiled))
+
+
+def test_a_decoder_over_ranks_refuses_what_would_be_wrong(ranks: Ranks) -> None:
+    pytest.importorskip("transformers")
+    for found in ranks.run(cases.wrong_decoders):
+        assert found == {
+            "positions": "InvalidArgument: position_ids",
+            "labels": "InvalidArgument: shift_labels",
+            "cache": "Unsupported: past_key_values: a cache",
+            "padding": "Unsupported: attention_mask: padding",
+            "mask": "Unsupported: attention_mask: a mask of one's own",
+            "shifted": "nothing was raised",
+            "by place": "nothing was raised",
+            "elsewhere": "nothing was raised",
+        }
 
 
 def test_the_example_learns_as_one_process_does(ranks: Ranks) -> None:

@@ -316,11 +316,11 @@ def _layouts(
 ) -> tuple[Layout, Layout]:
     """Of queries and keys, which the ranks' tensors fit."""
     lengths_q, lengths_k = (tuple(x.length_q for x in everyone), tuple(x.length_k for x in everyone))
-    of_queries = layout_of(layout, sum(lengths_q), len(everyone))
+    of_queries = layout_of(layout, lengths_q)
     if key_layout is None and isinstance(layout, Layout) and lengths_k == layout.lengths:
         of_keys = of_queries
     else:
-        of_keys = layout_of(layout if key_layout is None else key_layout, sum(lengths_k), len(everyone))
+        of_keys = layout_of(layout if key_layout is None else key_layout, lengths_k)
     for name, of, lengths in (("layout", of_queries, lengths_q), ("key_layout", of_keys, lengths_k)):
         if len(of.ranks) != len(everyone):
             reject(name, f"a layout for the mesh's {len(everyone)} ranks", f"one for {len(of.ranks)}")

@@ -186,10 +186,16 @@ def count_pairs(
 BY_NAME = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped}
 
 
-def layout_of(layout: Layout | str, length: int, ranks: int) -> Layout:
-    """The layout itself, or the one of that name."""
+def layout_of(layout: Layout | str, lengths: Sequence[int]) -> Layout:
+    """The layout itself, or the one of that name, of ranks with so many tokens.
+
+    "contiguous" takes any number of them, as DTensor cuts otherwise than `contiguous`.
+    """
     if isinstance(layout, Layout):
         return layout
     if not isinstance(layout, str) or layout not in BY_NAME:
         reject("layout", f"a Layout or one of {', '.join(map(repr, BY_NAME))}", repr(layout))
-    return BY_NAME[layout](length, ranks)
+    if layout == "contiguous":
+        ends = accumulate(lengths, initial=0)
+        return _layout(sum(lengths), ([Span(begin, end)] for begin, end in pairwise(ends)))
+    return BY_NAME[layout](sum(lengths), len(lengths))

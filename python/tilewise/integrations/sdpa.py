@@ -17,6 +17,8 @@ What is reached, while it is on:
   was exported before. They come by torch's hook for flash attention
   (`torch.nn.attention.register_flash_attention_impl`), which torch uses for calls without dropout, with
   Dv = D, four dimensions and no gradient of the mask.
+- Calls on DTensors whose sequence is spread over ranks, by `tilewise.distributed.attention`. So `use` around
+  torch's `context_parallel` makes it Tilewise's.
 - `torch.compile` and `torch.export`: what is traced while it is on contains Tilewise's operators. A compiled
   function is traced anew where it was switched on or off since; an exported program keeps what it has.
 
@@ -28,10 +30,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -85,6 +88,7 @@ def enable() -> None:
       1 tilewise, in place of torch's function
     """
     with _lock:
+        _refuse_inside_context_parallel()
         _State.enabled = True
         _switch()
 
@@ -109,6 +113,7 @@ def use() -> Iterator[None]:
     {"tilewise, in place of torch's function": 1}
     """
     with _lock:
+        _refuse_inside_context_parallel()
         _State.blocks += 1
         _switch()
     try:
@@ -201,13 +206,16 @@ def _routed(
         return _torch_function(*arguments, **options)
     tracing = torch.compiler.is_compiling()
     count = _count_traced if tracing else _count
+    attend: Callable[..., Tensor] = tilewise.scaled_dot_product_attention
+    if _over_ranks(query, key, value):
+        attend = _attend_over_ranks
     reason = _why_not(query, key, value, attn_mask, is_causal)
     if reason is None and tracing:
         count(_BY_FUNCTION)
-        return tilewise.scaled_dot_product_attention(*arguments, **options)
+        return attend(*arguments, **options)
     if reason is None:
         try:
-            out = tilewise.scaled_dot_product_attention(*arguments, **options)
+            out = attend(*arguments, **options)
         except (InvalidArgument, Unsupported, TypeError) as error:
             reason = str(error)
         else:
@@ -232,7 +240,7 @@ def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_
             return f"{name}: not a tensor"
         if x.is_nested or x.layout is not torch.strided:
             return f"{name}: not a dense tensor"
-        if is_traceable_wrapper_subclass(x):
+        if is_traceable_wrapper_subclass(x) and (x is mask or not _over_ranks(query, key, value)):
             return f"{name}: a subclass of Tensor"
     if mask is not None and is_causal is not False:
         return "attn_mask: given with is_causal, which torch documents as an error"
@@ -245,6 +253,46 @@ def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_
     if not torch._C._get_flash_sdp_enabled():  # torch.compile knows it under this name
         return "sdpa_kernel: flash attention is switched off"
     return None if query.device.type in _DEVICES else f"query: no kernel for device {query.device.type}"
+
+
+# Over several ranks
+
+
+def _over_ranks(*tensors: Tensor) -> bool:
+    """Whether ranks have parts of the sequence."""
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is None:
+        return False
+    return all(isinstance(x, dtensor.DTensor) and dtensor.Shard(2) in x.placements for x in tensors)
+
+
+def _torch_context_parallel() -> Any:
+    """torch's module of context_parallel, if that is on."""
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    handlers = {} if dtensor is None else dtensor.DTensor._op_dispatcher._custom_op_handlers
+    handler = handlers.get(torch.ops.aten._scaled_dot_product_flash_attention.default)
+    return None if handler is None else sys.modules[handler.__module__]
+
+
+def _refuse_inside_context_parallel() -> None:
+    """It has put a function of its own in place of torch's. One put over it would not hear of other ranks."""
+    module = None if _State.active else _torch_context_parallel()
+    if module is not None and F.scaled_dot_product_attention in module._replaced_functions:
+        raise Unsupported("sdpa: torch's context_parallel is on; switch Tilewise on around it, not inside")
+
+
+def _attend_over_ranks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *arguments: Any, **options: Any
+) -> Tensor:
+    from tilewise import distributed
+
+    if mask is not None:
+        raise Unsupported("attn_mask: not over several ranks, where torch gives no rank its rows")
+    module = _torch_context_parallel()
+    balanced = module is not None and module._cp_options.enable_load_balance  # head and tail to each rank
+    layout = "zigzag" if balanced else "contiguous"
+    out: Tensor = distributed.attention(query, key, value, None, *arguments, layout=layout, **options)
+    return out
 
 
 # By torch's hook: its operator for flash attention on the CPU

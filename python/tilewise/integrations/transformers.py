@@ -12,6 +12,7 @@ torch.Size([1, 3, 16])
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tilewise._arguments import Window
-from tilewise._errors import InvalidArgument, Unsupported
+from tilewise._errors import InvalidArgument, Unsupported, reject
 from tilewise._scalars import text_of
 from tilewise.attention import attention
 
@@ -110,25 +111,40 @@ def attention_forward(
     """
     if not _LOOKED_AT.isdisjoint(others):
         _refuse(others, attention_mask)
-    window: Window | None = None
-    alone = query.shape[2] == 1  # a newest token, whose position is the last key's
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    options = _options(module, dropout, scaling, is_causal, sliding_window, softcap, s_aux)
     if attention_mask is not None:
-        causal = False
-    elif sliding_window is not None:
+        options |= dict(is_causal=False, window=None)
+    if query.shape[2] == 1:  # a newest token, whose position is the last key's
+        options["is_causal"] = False
+        if options["window"] is not None:  # else top_left is the short way
+            options["alignment"] = "bottom_right"
+    out = attention(query, key, value, _joined(attention_mask, position_bias), **options)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _options(
+    module: torch.nn.Module,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+) -> dict[str, Any]:
+    """attention's, of what transformers' models ask for."""
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    window: Window | None = None
+    if sliding_window is not None:
         window = (sliding_window - 1, None if causal else sliding_window - 1)
-    out = attention(
-        *(query, key, value, _joined(attention_mask, position_bias)),
+    return dict(
         dropout_p=dropout if module.training else 0.0,
-        is_causal=False if alone else bool(causal),
+        is_causal=causal,
         scale=scaling,
         enable_gqa=True,
-        alignment="bottom_right" if alone and window is not None else "top_left",  # which is the short way
         window=window,
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
     )
-    return out.transpose(1, 2).contiguous(), None
 
 
 def attention_mask(
@@ -183,7 +199,8 @@ def context_parallel(
     """Makes a decoder attend over a sequence that the ranks of a mesh hold together.
 
     Every rank then calls the model on its own tokens, with `position_ids` that say where they stand in the
-    sequence: `layout.positions(rank)` of a `tilewise.distributed.Layout`. Logits are those of its tokens.
+    sequence: `layout.positions(rank)` of a `tilewise.distributed.Layout`. Logits are those of its tokens. For
+    a loss, shift the labels of the whole sequence, shard them, and give them as `labels` and `shift_labels`.
     Gradients of weights are each rank's share: sum them over the mesh.
 
     Args:
@@ -211,27 +228,30 @@ def context_parallel(
         _refuse(others, attention_mask)
         if others.get("position_bias") is not None:
             raise Unsupported("position_bias: a position bias cannot be sharded; use a single process")
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        window = None if sliding_window is None else (sliding_window - 1, None)
-        out = attend(
-            *(query, key, value),
-            dropout_p=dropout if module.training else 0.0,
-            is_causal=bool(causal),
-            scale=scaling,
-            enable_gqa=True,
-            mesh=mesh,
-            method=method,
-            layout=layout,
-            window=window,
-            softcap=softcap or 0.0,
-            sinks=None if s_aux is None else s_aux.float(),
-        )
+        if attention_mask is not None:
+            raise Unsupported("attention_mask: a mask of one's own is not supported on several ranks")
+        if key.shape[2] != query.shape[2]:
+            raise Unsupported("past_key_values: a cache is not supported on several ranks; train or score")
+        options = _options(module, dropout, scaling, is_causal, sliding_window, softcap, s_aux)
+        out = attend(query, key, value, mesh=mesh, method=method, layout=layout, **options)
         return out.transpose(1, 2).contiguous(), None
 
     name = f"tilewise_ranks_{next(_numbers)}"
     AttentionInterface.register(name, over_ranks)
     AttentionMaskInterface.register(name, _no_mask)
     model.set_attn_implementation(name)
+    parameters = list(signature(model.forward).parameters)
+    place = parameters.index("position_ids") if "position_ids" in parameters else None
+
+    def look(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if module.config._attn_implementation != name:
+            return
+        if place is not None and len(given) <= place and named.get("position_ids") is None:
+            reject("position_ids", "where this rank's tokens stand in the sequence", "none")
+        if named.get("labels") is not None and named.get("shift_labels") is None:
+            reject("shift_labels", "labels that were shifted before they were sharded", "none")
+
+    model.register_forward_pre_hook(look, with_kwargs=True)
 
 
 _numbers = count()
