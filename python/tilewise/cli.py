@@ -416,6 +416,9 @@ def _tune(options: Any) -> int:
     if not (options.out or status.path):
         raise BadInput("--out: expected a file, since TILEWISE_TUNING turns tuning off")
     files.check_writable("--out", out)
+    if device.type == "cpu" and not (options.shape or options.suite):
+        print("tilewise tune is for GPUs: a kernel of the CPU has one configuration. Nothing was written")
+        return 0
     selection = _selection(options)
     problems = [problem for name in options.suite for problem in suites.load(name, selection).problems]
     shapes = options.shape or (() if options.suite else DEFAULT_TUNE)

@@ -51,6 +51,12 @@ def test_nothing_is_written_where_there_is_no_choice(
     assert "nothing was written" in printed and not default_file(tmp_path).exists()
 
 
+def test_the_default_shapes_are_not_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would take minutes, and a kernel of the CPU has one configuration."""
+    assert cli.main(["tune", "--device", "cpu"]) == 0
+    assert "is for GPUs" in capsys.readouterr().out and not default_file(tmp_path).exists()
+
+
 def test_the_fastest_row_is_written_and_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
