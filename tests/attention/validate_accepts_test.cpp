@@ -231,6 +231,24 @@ TEST(ValidateForward, SaysWhetherAMaskCanBeCopiedInBoxes) {
   EXPECT_FALSE(aligned(scene.make(DType::f32, {4, 3, 1})));
 }
 
+TEST(ValidateForward, SaysWhetherAMaskIsReadInRows) {
+  Scene scene = dense();
+  resize(scene, 2, 4, 2, 3, 16);
+  const auto in_rows = [&](const Tensor& mask) {
+    scene.inputs.mask = mask;
+    return checked_forward(scene.inputs, scene.options, scene.outputs, scene.context).problem.mask_in_rows;
+  };
+  EXPECT_TRUE(in_rows({}));
+  EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 16})));
+  EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 1}, {.step = 2})));
+  EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 16}, {.expanded = {1}})));
+  EXPECT_FALSE(in_rows(scene.make(DType::f32, {3, 16}, {.step = 2})));
+  EXPECT_FALSE(in_rows(scene.make(DType::f32, {3, 16}, {.order = {1, 0}})));
+  EXPECT_FALSE(in_rows(scene.make(DType::f32, {3, 16}, {.flipped = {1}})));
+  resize(scene, 2, 4, 2, 3, 1);
+  EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 1}, {.step = 2})));
+}
+
 TEST(ValidateForward, SaysWhetherRowsMayBeRead16BytesAtATime) {
   Scene scene = dense();
   resize(scene, 2, 4, 2, 3, 5, 8, 4);

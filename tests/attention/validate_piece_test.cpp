@@ -54,6 +54,8 @@ const Refusal refusals[] = {
     {"DeltaAndOutput", share, [](Scene& s) { s.gradients.o = s.outputs.o; }, "o", "none with delta", "f32"},
     {"DeltaType", share, [](Scene& s) { s.gradients.delta = s.make(DType::f64, {2, 4, 3}); }, "delta", "f32",
      "f64"},
+    {"GradientOfLseType", share, [](Scene& s) { s.gradients.d_lse = s.make(DType::f64, {2, 4, 3}); }, "d_lse",
+     "f32", "f64"},
     {"DeltaShape", share, [](Scene& s) { s.gradients.delta = s.make(DType::f32, {2, 4, 4}); }, "delta",
      "[B, Hq, Sq] = [2, 4, 3]", "f32[2, 4, 4]"},
 };

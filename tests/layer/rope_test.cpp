@@ -120,6 +120,16 @@ TEST(Rope, bad_input_is_named_and_nothing_is_written) {
        [](Problem& p) { p.cache_starts = Buffer(DType::i32, {2}); }},
       {"page_table: expected none without a cache, got i32[2, 1]",
        [](Problem& p) { p.page_table = Buffer(DType::i32, {2, 1}); }},
+      {"page_table: expected [B, max_pages] with B 2, got i32[3, 1]",
+       [](Problem& p) {
+         p.k_cache = Buffer(DType::f32, {4, 1, 3, 8});
+         p.page_table = Buffer(DType::i32, {3, 1});
+       }},
+      {"page_table: expected [B, max_pages] with B 2, got i32[2]",
+       [](Problem& p) {
+         p.k_cache = Buffer(DType::f32, {4, 1, 3, 8});
+         p.page_table = Buffer(DType::i32, {2});
+       }},
       {"page_table: expected pages from 0 to 3, got 4",
        [](Problem& p) {
          p.k_cache = Buffer(DType::f32, {4, 1, 3, 8});
