@@ -78,8 +78,8 @@ __libc_single_threaded: .byte 0
 extern "C" int __fxstat(int layout, int file, struct stat* facts) noexcept;
 extern "C" int fstat(int file, struct stat* facts) noexcept { return __fxstat(1, file, facts); }
 
-// Members of streams that libstdc++ exports since GCC 9 and 11. Here they are instantiated from their
-// templates.
+// Members of streams and strings that libstdc++ exports since GCC 9, 11 and 13. Here they are instantiated
+// from their templates.
 namespace std {
 template basic_stringstream<char>::basic_stringstream();
 template basic_ostringstream<char>::basic_ostringstream();
@@ -87,4 +87,12 @@ template string basic_stringbuf<char>::str() const&;
 template string basic_stringbuf<char>::str() &&;
 
 void __throw_bad_array_new_length() { throw bad_array_new_length(); }  // exports.map hides it
+
+#if _GLIBCXX_RELEASE >= 13
+template void string::_M_replace_cold(char*, size_t, const char*, size_t, size_t);
+// Since GCC 13 libstdc++ makes cout and its like, and <iostream> only refers to this function, which is never
+// called. Before, every user of <iostream> made sure that they were there.
+void ios_base_library_init() {}
+static ios_base::Init streams __attribute__((init_priority(101)));
+#endif
 }  // namespace std

@@ -90,8 +90,10 @@ import sys
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+torch.manual_seed(0)
 sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
-config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
+# No token is the last one: a request of a batch has as many as one alone.
+config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, eos_token_id=None, **sizes)
 model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
 tokens = torch.randint(128, (3, 12))
 """
