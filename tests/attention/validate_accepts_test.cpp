@@ -249,6 +249,17 @@ TEST(ValidateForward, SaysWhetherAMaskIsReadInRows) {
   EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 1}, {.step = 2})));
 }
 
+TEST(ValidateForward, SaysWhetherAMaskIsOfF32) {
+  Scene scene = dense();
+  const auto of_f32 = [&](const Tensor& mask) {
+    scene.inputs.mask = mask;
+    return checked_forward(scene.inputs, scene.options, scene.outputs, scene.context).problem.f32_mask;
+  };
+  EXPECT_FALSE(of_f32({}));
+  EXPECT_FALSE(of_f32(scene.make(DType::boolean, {3, 5})));
+  EXPECT_TRUE(of_f32(scene.make(DType::f32, {3, 5})));
+}
+
 TEST(ValidateForward, SaysWhetherRowsMayBeRead16BytesAtATime) {
   Scene scene = dense();
   resize(scene, 2, 4, 2, 3, 5, 8, 4);

@@ -182,6 +182,9 @@ TEST(Norm, bad_input_is_named_and_nothing_is_written) {
   Problem p = random_problem(random, 3, 4, DType::f32, Norm::rms);
   p.rstd = {};
   EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "rstd: expected the rstd of forward, got none");
+  p = random_problem(random, 3, 4, DType::f32, Norm::rms);
+  p.dy = {};
+  EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "dy: expected the shape of x, got none");
   p = random_problem(random, 3, 4, DType::f32, Norm::layer);
   p.weight = p.bias = p.d_weight = p.d_bias = {};
   p.d_bias = Buffer(DType::f32, {4});
