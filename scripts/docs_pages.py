@@ -60,8 +60,17 @@ def in_site(text: str, depth: int) -> str:
     """
     up = "../" * depth
     text = re.sub(r"^(```\w+) fragment$", r"\1", text, flags=re.MULTILINE)
+    blocks = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    text = "".join(block if block.startswith("```") else with_whole_names(block) for block in blocks)
     text = re.sub(r"\]\((?:\.\./)+(" + "|".join(map(re.escape, FROM_ROOT)) + r")", rf"]({up}\1", text)
     return text.replace("](docs/", "](")
+
+
+def with_whole_names(text: str) -> str:
+    """Gives short names in tables a class by which narrow cells do not break them (docs/site.css)."""
+    rows = re.compile(r"^\|.*\|$", re.MULTILINE)
+    name = re.compile(r"(?<!`)`[^`\s|]{1,20}`(?![`{])")
+    return rows.sub(lambda row: name.sub(r"\g<0>{ .name }", row[0]), text)
 
 
 # Python

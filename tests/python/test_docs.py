@@ -120,6 +120,14 @@ def test_every_fence_is_a_block_of_code_in_the_site() -> None:
         assert "```" not in built.read_text(), built.name
 
 
+def test_short_names_in_tables_are_marked_and_nothing_else() -> None:
+    text = "| `a`, [`b.c`](d.md) | ``| ` |`` | `two words` |\n`e` | f\n```\n| `g` |\n```\n"
+    marked = (
+        "| `a`{ .name }, [`b.c`{ .name }](d.md) | ``| ` |`` | `two words` |\n`e` | f\n```\n| `g` |\n```\n"
+    )
+    assert script_of("docs_pages").in_site(text, depth=0) == marked
+
+
 def script_of(name: str) -> ModuleType:
     script = ROOT / "scripts" / f"{name}.py"
     if not script.exists():
