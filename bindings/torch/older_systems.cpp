@@ -29,6 +29,7 @@ __asm__(R"(
 
 older exp
 older log
+older pthread_once
 )"
 #ifdef TILEWISE_HAS_CUDA  // the functions that the static CUDA runtime calls
         R"(
@@ -36,7 +37,7 @@ older log
   older \name
 .endr
 older dlmopen, GLIBC_2.3.4
-.irp name, create, detach, getspecific, join, key_create, key_delete, kill, once, setspecific
+.irp name, create, detach, getspecific, join, key_create, key_delete, kill, setspecific
   older pthread_\name
 .endr
 .irp name, condattr_setpshared, mutex_trylock
