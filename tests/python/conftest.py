@@ -95,6 +95,17 @@ def gradients(
     return list(found)
 
 
+def assert_close_with_gradients(
+    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> None:
+    out, expected = ours(*inputs), theirs(*inputs)
+    cotangent = torch.randn_like(out)
+    torch.testing.assert_close(out, expected)
+    found = (gradients([x], inputs, [cotangent]) for x in (out, expected))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def assert_within_contract(
     name: str, actual: Tensor, exact: Tensor, math: Tensor, precision: torch.dtype | None = None
 ) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import random
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import gradients
 from contract import Tensors, assert_twice, moved
+from programs import load
 from test_properties import scaled_like_torch
 from tilewise import distributed, reference
 from tilewise.distributed import Layout, Span, pieces
@@ -833,11 +832,7 @@ def wrong_decoders() -> dict[str, str]:
 
 def example_losses(method: str) -> tuple[list[float], list[float]]:
     """Losses of the example's training on all ranks, and on this one alone."""
-    path = Path(__file__).parents[2] / "examples" / "context_parallel" / "train.py"
-    spec = importlib.util.spec_from_file_location("context_parallel_train", path)
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load("examples/context_parallel/train.py")
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     alone = DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
     settings = dict(steps=4, length=64, batch=2, method=method)

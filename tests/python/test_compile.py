@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tilewise
 import torch
-from conftest import gradients, lengths, rows
+from conftest import assert_close_with_gradients, lengths, rows
 from tilewise import _ops, attention, attention_decode, attention_varlen, merge_states
 from tilewise._arguments import tf32_allowed
 from torch import Tensor
@@ -36,15 +36,7 @@ def test_compile_without_a_break_and_with_dynamic_shapes(name: str, backend: str
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=backend)
     for sizes in ({}, {"sq": 9, "sk": 70}, {"b": 3, "sq": 64, "sk": 64}):
         q, k, v = rows(**sizes)
-        expected, out = attend(q, k, v), compiled(q, k, v)
-        torch.testing.assert_close(out, expected)
-        cotangent = torch.randn_like(out)
-        for ours, theirs in zip(
-            gradients([out], [q, k, v], [cotangent]),
-            gradients([expected], [q, k, v], [cotangent]),
-            strict=True,
-        ):
-            torch.testing.assert_close(ours, theirs)
+        assert_close_with_gradients(compiled, attend, [q, k, v])
     with torch.no_grad():
         torch.testing.assert_close(compiled(q, k, v), attend(q, k, v))
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import re
 import sys
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import tilewise
 import tilewise.distributed
+from programs import load
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -111,7 +111,7 @@ def test_examples_of_docstrings_are_blocks_of_code_in_the_built_site() -> None:
 
 def test_every_fence_is_a_block_of_code_in_the_site() -> None:
     """Markdown takes one word after a fence; a second one made the code a paragraph."""
-    docs_pages = script_of("docs_pages")
+    docs_pages = load("scripts/docs_pages.py")
     for page in pages():
         text = docs_pages.in_site(page.read_text(), depth=0)
         wrong = [line for line in text.splitlines() if re.match(r"\s*```\S* \S", line)]
@@ -125,22 +125,11 @@ def test_short_names_in_tables_are_marked_and_nothing_else() -> None:
     marked = (
         "| `a`{ .name }, [`b.c`{ .name }](d.md) | ``| ` |`` | `two words` |\n`e` | f\n```\n| `g` |\n```\n"
     )
-    assert script_of("docs_pages").in_site(text, depth=0) == marked
-
-
-def script_of(name: str) -> ModuleType:
-    script = ROOT / "scripts" / f"{name}.py"
-    if not script.exists():
-        pytest.skip("a staged tree has no scripts")
-    spec = importlib.util.spec_from_file_location(name, script)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    assert load("scripts/docs_pages.py").in_site(text, depth=0) == marked
 
 
 def test_the_python_pages_name_functions_and_not_the_modules_of_that_name() -> None:
-    docs_pages = script_of("docs_pages")
+    docs_pages = load("scripts/docs_pages.py")
     for member in " ".join(docs_pages.PYTHON.values()).split():
         if member.startswith("integrations."):  # these are modules
             continue
@@ -151,7 +140,7 @@ def test_the_python_pages_name_functions_and_not_the_modules_of_that_name() -> N
 
 def test_arguments_that_share_a_line_get_one_each_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "griffe", SimpleNamespace(Extension=object))
-    examples = script_of("docs_examples")
+    examples = load("scripts/docs_examples.py")
     found = doctest.testmod(examples)
     assert found.attempted and not found.failed
     value = "Does it.\n\nArgs:\n    a, b: [x, y: z].\n    c: no.\n\nReturns:\n    k, v: both."
@@ -160,7 +149,7 @@ def test_arguments_that_share_a_line_get_one_each_on_the_site(monkeypatch: pytes
 
 
 def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
-    docs_pages = script_of("docs_pages")
+    docs_pages = load("scripts/docs_pages.py")
     listed = {path.stem for path in (ROOT / "include" / "tilewise").glob("*.h")} - {"tilewise", "version"}
     assert set(docs_pages.HEADERS) == listed
     for header in docs_pages.HEADERS:
@@ -176,7 +165,7 @@ def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
 
 
 def test_pictures_of_masks_show_what_the_functions_make() -> None:
-    pictures = script_of("mask_pictures")
+    pictures = load("scripts/mask_pictures.py")
     page = (ROOT / "docs" / "masks.md").read_text()
     for name, make in pictures.PICTURES.items():
         drawn = pictures.drawn(name, make())

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from programs import EXAMPLES
+from programs import example
 
 SMALL = ["--device", "cpu", "--length", "32", "--dim", "32", "--depth", "2", "--heads", "2", "--batch", "8"]
 
 
 @pytest.fixture
 def gpt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The example's modules; other examples have some of the same names."""
-    if not EXAMPLES.exists():
-        pytest.skip("a staged tree has no examples")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # what is this small is slower with more
-    monkeypatch.syspath_prepend(str(EXAMPLES / "gpt"))
-    yield SimpleNamespace(**{name: importlib.import_module(name) for name in ("model", "train")})
-    for name in ("model", "train"):
-        del sys.modules[name]
-    torch.set_num_threads(threads)
+    yield from example(monkeypatch, "gpt", "model", "train")
 
 
 @pytest.fixture

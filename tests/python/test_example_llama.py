@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import json
 import re
 import sys
@@ -15,22 +14,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_within_contract
+from programs import example
 from tilewise.bench.problem import BadInput
 from torch._dynamo.utils import counters
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llama"
-MODULES = ("model", "routes", "compare")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    if not EXAMPLE.exists():
-        pytest.skip("a staged tree has no examples")
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    for name in MODULES:
-        del sys.modules[name]
+    yield from example(monkeypatch, "llama", "model", "routes", "compare")
 
 
 @pytest.fixture

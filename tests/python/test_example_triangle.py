@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import programs
 import pytest
 import torch
 from conftest import assert_within_contract
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "triangle_attention"
-MODULES = ("module", "compare")
-
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    if not EXAMPLE.exists():
-        pytest.skip("a staged tree has no examples")
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    for name in MODULES:
-        del sys.modules[name]
+    yield from programs.example(monkeypatch, "triangle_attention", "module", "compare")
 
 
 @pytest.mark.parametrize("starting", [True, False], ids=["starting", "ending"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from programs import load
 from tilewise import _binding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,11 +21,7 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="a staged tree has n
 
 @pytest.fixture(scope="module")
 def hub() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hub", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("scripts/hub.py")
 
 
 @pytest.fixture(scope="module")

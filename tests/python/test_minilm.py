@@ -13,7 +13,7 @@ from programs import EXAMPLES, load, without
 from torch import Tensor
 
 pytest.importorskip("transformers")
-embed = load("minilm/embed.py")
+embed = load("examples/minilm/embed.py")
 CORPUS = embed.CORPUS.read_text().splitlines()
 
 

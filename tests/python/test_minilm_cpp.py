@@ -17,7 +17,7 @@ from programs import EXAMPLES, load
 
 hf = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
-embed = load("minilm/embed.py")
+embed = load("examples/minilm/embed.py")
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # All of the first two planes and what follows of Chinese; a line cannot contain its own end.

@@ -17,7 +17,7 @@ import torch
 from programs import EXAMPLES, load, without
 
 pytest.importorskip("transformers")
-chat = load("smollm/chat.py")
+chat = load("examples/smollm/chat.py")
 
 
 @pytest.fixture(scope="module")

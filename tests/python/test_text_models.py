@@ -15,7 +15,7 @@ from programs import EXAMPLES, load
 from tilewise.bench.problem import BadInput
 
 pytest.importorskip("transformers")
-models = load("../bench/text_models.py")
+models = load("bench/text_models.py")
 
 # Says the same of every sentence, whatever the model.
 FAKE = """#!{python}

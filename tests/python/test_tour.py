@@ -5,13 +5,12 @@ Cells are executed here, in one namespace, as a notebook does: no Jupyter is nee
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from types import ModuleType
 from typing import Any
 
 import pytest
-from programs import EXAMPLES
+from programs import EXAMPLES, load
 
 TOUR = EXAMPLES / "tour.ipynb"
 if not TOUR.exists():
@@ -22,12 +21,7 @@ CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
 @pytest.fixture(scope="module")
 def notebook() -> ModuleType:
-    path = EXAMPLES.parent / "scripts" / "notebook.py"
-    spec = importlib.util.spec_from_file_location("notebook", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("scripts/notebook.py")
 
 
 def stored(kind: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tilewise
 import torch
-from conftest import check_against, gradients, leaf
+from conftest import assert_close_with_gradients, check_against, gradients, leaf
 from conftest import rows as all_rows
 from tilewise import attention, reference
 from torch import Tensor
@@ -197,15 +197,7 @@ def test_compile_without_a_break(device: torch.device) -> None:
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
     for sizes in ({}, {"sq": 40, "sk": 70}):
         q, k, v = all_rows(device=device, **(SIZES | sizes))
-        expected, out = attend(q, k, v), compiled(q, k, v)
-        torch.testing.assert_close(out, expected)
-        cotangent = torch.randn_like(out)
-        for ours, theirs in zip(
-            gradients([out], [q, k, v], [cotangent]),
-            gradients([expected], [q, k, v], [cotangent]),
-            strict=True,
-        ):
-            torch.testing.assert_close(ours, theirs)
+        assert_close_with_gradients(compiled, attend, [q, k, v])
 
 
 def test_the_operators_are_registered_as_torch_wants_them(device: torch.device) -> None:

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import gzip
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from programs import example
 from torch import Tensor
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "vit"
 MODULES = ("model", "data", "weights", "train", "infer", "record", "scaling")
 SMALL = ["--patch", "7", "--dim", "48", "--depth", "2", "--heads", "3", "--device", "cpu"]
 
 
 @pytest.fixture
 def vit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The example's modules; other examples have some of the same names."""
-    if not EXAMPLE.exists():
-        pytest.skip("a staged tree has no examples")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # what is this small is slower with more
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    for name in MODULES:
-        del sys.modules[name]
-    torch.set_num_threads(threads)
+    yield from example(monkeypatch, "vit", *MODULES)
 
 
 def images(count: int, classes: int = 5) -> tuple[Tensor, Tensor]:

@@ -100,7 +100,6 @@ def attention(
         each rank gets the share of its own queries or heads: sum them over the mesh, as gradients of weights.
         The gradient of a DTensor is the sum already.
     """
-    boxes = _boxes(checks.mesh_of(query, mesh))
     of_heads = dict(alibi_slopes=alibi_slopes, sinks=sinks, logit_scale=logit_scale)
     options = dict(
         dropout_p=dropout_p,
@@ -113,29 +112,10 @@ def attention(
         deterministic=deterministic,
         precision=precision,
     )
-    settings: dict[str, Any] = {}
-    rows = (query, key, value)
-
-    def look() -> Given:
-        nonlocal rows
-        check_method(method, len(boxes))
-        rows = checks.local_of(query, key, value)
-        settings.update(checks.settings_of(**options))
-        checks.check_call(query, rows, attn_mask, of_heads, settings, enable_gqa)
-        with_lse = flag_of("return_lse", return_lse)
-        return _given(rows, attn_mask, settings, (layout, key_layout), method, of_heads, with_lse)
-
-    everyone = agree(boxes, look, validate)
-    for box in boxes:
-        box.connect(rows[0].device)
-    layouts = _layouts(layout, key_layout, everyone)
-    checks.check_mask_keys(attn_mask, layouts[1].length)
-    starts = ((0, layouts[0].length), (0, layouts[1].length))
-    call = _call(rows, boxes, method, layouts, starts, settings, everyone[0].seed, packed=False)
-    call.mask_of_rows, call.with_lse = _mask_of_rows(everyone), bool(return_lse)
-    local = (checks.local_per_head(x, query) for x in of_heads.values())
-    out, lse = (checks.like_query(query, x) for x in _apply((*rows, attn_mask, *local, call), DENSE_NAMES))
-    return (out, lse) if return_lse else out
+    return _attend(
+        *((query, key, value), attn_mask, None, enable_gqa, options, of_heads),
+        *(mesh, method, (layout, key_layout), return_lse, validate),
+    )
 
 
 @_outside_graphs
@@ -174,7 +154,6 @@ def attention_varlen(
     Returns:
         out [Sq of this rank, Hq, Dv], or (out, lse) with lse [Hq, Sq of this rank].
     """
-    boxes = _boxes(mesh)
     of_heads = dict(alibi_slopes=alibi_slopes, sinks=sinks, logit_scale=logit_scale)
     options = dict(
         dropout_p=dropout_p,
@@ -187,45 +166,72 @@ def attention_varlen(
         deterministic=deterministic,
         precision=precision,
     )
+    return _attend(
+        *(
+            (query, key, value),
+            None,
+            (cu_seqlens_q, cu_seqlens_k),
+            enable_gqa,
+            options,
+            of_heads,
+            mesh,
+            method,
+        ),
+        *((layout, key_layout), return_lse, validate),
+    )
+
+
+def _attend(
+    rows: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    cumulative: tuple[Any, Any] | None,
+    enable_gqa: bool,
+    options: dict[str, Any],
+    of_heads: dict[str, Tensor | None],
+    mesh: Mesh,
+    method: str,
+    layouts: tuple[Any, Any],
+    return_lse: bool,
+    validate: bool,
+) -> Any:
+    """Attention of both kinds: `cumulative` says where packed sequences begin."""
+    query, packed = rows[0], cumulative is not None
+    boxes = _boxes(checks.mesh_of(query, mesh))
     settings: dict[str, Any] = {}
-    starts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    rows = (query, key, value)
+    starts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def look() -> Given:
-        nonlocal starts
-        check_method(method, len(boxes))
-        starts = checks.starts_of(cu_seqlens_q, cu_seqlens_k)
+        nonlocal rows, starts
+        _check_method(method, len(boxes))
+        if cumulative is None:
+            rows = checks.local_of(*rows)
+        else:
+            starts = checks.starts_of(*cumulative)
         settings.update(checks.settings_of(**options))
-        checks.check_call(query, rows, None, of_heads, settings, enable_gqa, starts)
+        checks.check_call(query, rows, mask, of_heads, settings, enable_gqa, starts)
         with_lse = flag_of("return_lse", return_lse)
-        return _given(rows, None, settings, (layout, key_layout, *starts), method, of_heads, with_lse)
+        return _given(rows, mask, settings, (*layouts, starts), method, of_heads, with_lse)
 
     everyone = agree(boxes, look, validate)
     for box in boxes:
-        box.connect(query.device)
-    ranks = len(everyone)
-    if layout == "documents":
-        layout = documents(starts[0], ranks)
-        key_layout = documents(starts[1], ranks) if key_layout is None else key_layout
-    if key_layout == "documents":
-        key_layout = documents(starts[1], ranks)
-    layouts = _layouts(layout, key_layout, everyone)
-    for name, of, cumulative in zip(("cu_seqlens_q", "cu_seqlens_k"), layouts, starts, strict=True):
-        if cumulative[-1] != of.length:
-            reject(name, f"a last entry of {of.length}, the tokens of all ranks", cumulative[-1])
-    rows = (query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None])
-    call = _call(rows, boxes, method, layouts, starts, settings, everyone[0].seed, packed=True)
-    call.with_lse = bool(return_lse)
-    out, lse = _apply((*rows, None, *of_heads.values(), call), VARLEN_NAMES)
-    out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
-    return (out, lse) if return_lse else out
-
-
-def _apply(arguments: tuple[Any, ...], names: dict[str, str]) -> tuple[Tensor, Tensor]:
+        box.connect(rows[0].device)
+    of_rows = _layouts(*layouts, everyone, starts)
+    if starts is None:
+        starts = ((0, of_rows[0].length), (0, of_rows[1].length))
+        checks.check_mask_keys(mask, of_rows[1].length)
+    if packed:
+        rows = (rows[0].transpose(0, 1)[None], rows[1].transpose(0, 1)[None], rows[2].transpose(0, 1)[None])
+    call = _call(rows, boxes, method, of_rows, starts, settings, everyone[0].seed, packed)
+    call.mask_of_rows, call.with_lse = _mask_of_rows(everyone), bool(return_lse)
+    local = (checks.local_per_head(x, query) for x in of_heads.values())
     try:
-        return Attention.apply(*arguments)
+        out, lse = Attention.apply(*rows, mask, *local, call)
     except RuntimeError as error:
-        raise translated(error, {}, names) from error
+        raise translated(error, {}, VARLEN_NAMES if packed else DENSE_NAMES) from error
+    if packed:
+        out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
+    out, lse = checks.like_query(query, out), checks.like_query(query, lse)
+    return (out, lse) if return_lse else out
 
 
 def _world() -> dist.ProcessGroup:
@@ -250,7 +256,7 @@ def _boxes(mesh: Mesh) -> tuple[Mailbox, ...]:
     return boxes
 
 
-def check_method(method: str, dimensions: int) -> None:
+def _check_method(method: str, dimensions: int) -> None:
     if method not in METHODS:
         reject("method", f"one of {', '.join(map(repr, METHODS))}", repr(method))
     wanted = 2 if method == "hybrid" else 1
@@ -312,21 +318,33 @@ def _given(
 
 
 def _layouts(
-    layout: Layout | str, key_layout: Layout | str | None, everyone: Sequence[Given]
+    layout: Layout | str,
+    key_layout: Layout | str | None,
+    everyone: Sequence[Given],
+    starts: tuple[tuple[int, ...], tuple[int, ...]] | None,
 ) -> tuple[Layout, Layout]:
     """Of queries and keys, which the ranks' tensors fit."""
     lengths_q, lengths_k = (tuple(x.length_q for x in everyone), tuple(x.length_k for x in everyone))
-    of_queries = layout_of(layout, lengths_q)
-    if key_layout is None and isinstance(layout, Layout) and lengths_k == layout.lengths:
-        of_keys = of_queries
-    else:
-        of_keys = layout_of(layout if key_layout is None else key_layout, lengths_k)
-    for name, of, lengths in (("layout", of_queries, lengths_q), ("key_layout", of_keys, lengths_k)):
+    if key_layout is None and not (isinstance(layout, Layout) and lengths_k == layout.lengths):
+        key_layout = layout
+
+    def found(layout: Layout | str, lengths: Sequence[int], of: int) -> Layout:
+        if starts is not None and layout == "documents":
+            return documents(starts[of], len(lengths))
+        return layout_of(layout, lengths)
+
+    of_queries = found(layout, lengths_q, 0)
+    of_keys = of_queries if key_layout is None else found(key_layout, lengths_k, 1)
+    for n, (tensor, name, of, lengths) in enumerate(
+        (("query", "layout", of_queries, lengths_q), ("key", "key_layout", of_keys, lengths_k))
+    ):
         if len(of.ranks) != len(everyone):
             reject(name, f"a layout for the mesh's {len(everyone)} ranks", f"one for {len(of.ranks)}")
         if of.lengths != lengths:
-            tensor = "query" if name == "layout" else "key"
             reject(tensor, f"lengths {list(of.lengths)} on the ranks, as in {name}", list(lengths))
+        if starts is not None and starts[n][-1] != of.length:
+            expected = f"a last entry of {of.length}, the tokens of all ranks"
+            reject(f"cu_seqlens_{tensor[0]}", expected, starts[n][-1])
     return of_queries, of_keys
 
 
