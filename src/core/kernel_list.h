@@ -87,16 +87,28 @@ std::string trial_of(const K& kernel, const typename K::Problem& problem) {
 }
 
 /// Calls `ask` with the problem by which kernels are preferred: the problem itself or, if it is to be
-/// batch_invariant, its representative, whose answers get a word before them.
+/// batch_invariant, its representative, and then the answer says so.
 template <typename Problem, typename Ask>
 std::string asked_of_usual(const Problem& problem, const Ask& ask) {
   if constexpr (requires { problem.batch_invariant; }) {
     if (problem.batch_invariant) {
       const std::string answer = ask(representative(problem));
-      return answer.empty() ? answer : "batch_invariant, so it counts as " + answer;
+      return answer.empty() ? answer : "batch_invariant: " + answer;
     }
   }
   return ask(problem);
+}
+
+/// The problem by which tiles and splits are chosen where it is not the problem itself, as a text that begins
+/// with `before`.
+template <typename Problem>
+std::string usual_problem(std::string_view before, const Problem& problem) {
+  if constexpr (requires { problem.batch_invariant; }) {
+    if (problem.batch_invariant) {
+      return std::string(before) + "batch_invariant: as for " + to_string(representative(problem));
+    }
+  }
+  return {};
 }
 
 /// Why "auto" prefers a later kernel; empty if it does not.
@@ -203,6 +215,7 @@ Explanation explain_kernels(std::span<const K> kernels, const typename K::Call& 
     } else if (&kernel == chosen) {
       verdict = Explanation::Verdict::chosen;
       if (const std::string trial = trial_of(kernel, problem); !trial.empty()) reason = "trial: " + trial;
+      reason += usual_problem(reason.empty() ? "" : "; ", problem);
       reason += measured_rows(reason.empty() ? "" : "; ", [&] { configure_kernel(kernel, call, context); });
     } else {
       reason = reason_to_yield(kernel, problem);

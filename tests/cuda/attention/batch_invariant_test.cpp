@@ -106,6 +106,15 @@ std::vector<Case> cases() {
     kind.options.softcap = 5;
     add(of + "_pages_softcap", kind, newest, {Form::paged});
   }
+  for (const std::string_view kernel : {"wgmma", "mma"}) {
+    Kind kind = kind_of(DType::bf16, kernel, 256);
+    kind.options.causal = true;
+    add(std::string(kernel) + "_256_dims", kind, usual, whole);
+    kind.dim_qk = 192;
+    kind.dim_v = 128;
+    kind.heads_q = 6;
+    add(std::string(kernel) + "_six_heads", kind, {.seed = 5, .length_q = 129, .length_k = 257}, whole);
+  }
   Kind f16 = kind_of(DType::f16, "mma", 64);
   f16.backward = false;  // of which only wgmma's is batch_invariant
   add("mma_f16_forward", f16, usual, whole);
@@ -242,6 +251,21 @@ TEST_F(BatchInvariantChoice, IsThatOfAnyLengthsWherePacked) {
       }
     }
   }
+}
+
+// Or the tests of bits would say nothing of splits.
+TEST_F(BatchInvariantChoice, SplitsTheKeysOfCaches) {
+  EXPECT_GT(choose(Form::paged, DType::bf16, {30, 1, 4096}, true).bytes_per_row, 0);
+  EXPECT_GT(choose(Form::cache, DType::bf16, {30, 1, 4096}, true).bytes_per_row, 0);
+  const Chosen many = choose(Form::cache, DType::bf16, {30, 40, 4096}, true);
+  EXPECT_TRUE(many.configuration.splits > 1 || many.bytes_per_row > 0) << many.kernel;
+}
+
+TEST_F(BatchInvariantChoice, IsExplained) {
+  RandomProblem problem = dense_problem(1, DType::bf16, {.sq = 600, .sk = 600, .d = 64, .dv = 64});
+  problem.options.batch_invariant = true;
+  const std::string text = to_string(explanation_of(problem, "auto", Pass::forward));
+  EXPECT_NE(text.find("chosen, batch_invariant: as for forward bf16 dense B64"), std::string::npos) << text;
 }
 
 TEST_F(BatchInvariantChoice, IsNotThatOfACallWithoutIt) {
