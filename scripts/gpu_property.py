@@ -42,6 +42,7 @@ DOMAINS = {
         ("--domain=wgmma-backward", "--kernel=wgmma_persistent"), 0.08, trial=True
     ),
     "property wgmma_halves": Domain(("--domain=wide-heads", "--kernel=wgmma_halves"), 0.1, trial=True),
+    "property wide_batched": Domain(("--domain=wide-f32", "--kernel=wide_batched"), 0.1, trial=True),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),

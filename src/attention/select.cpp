@@ -8,7 +8,7 @@ std::span<const AttentionKernel> attention_kernel_list() {
   static const std::array kernels = {
 #ifdef TILEWISE_HAS_TRIAL_KERNELS
       cuda::wgmma_lagged_attention, cuda::wgmma_persistent_attention,
-      cuda::wgmma_halves_attention,
+      cuda::wgmma_halves_attention, cuda::wide_batched_attention,
 #endif
 #ifdef TILEWISE_HAS_CUDA
       cuda::wgmma_attention,        cuda::mma_attention,

@@ -78,6 +78,7 @@ RandomProblem draw(std::string_view domain, std::uint64_t seed) {
   if (domain == "mma-f32") return random_mma_f32_problem(seed);
   if (domain == "plain") return random_plain_problem(seed);
   if (domain == "wide-heads") return random_wide_heads_problem(seed);
+  if (domain == "wide-f32") return random_wide_f32_problem(seed);
   return random_problem(seed);
 }
 
@@ -337,7 +338,8 @@ int main(int argc, char** argv) {
          "plain kernels, which only know a band (at usual head dims or at 257 to 512); or gemm, ffn, norm, "
          "rope and layers")
       ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-masks", "wgmma-f32", "wgmma-backward",
-                             "wgmma-features", "mma", "mma-f32", "plain", "wide-heads", "operations"}))
+                             "wgmma-features", "mma", "mma-f32", "plain", "wide-heads", "wide-f32",
+                             "operations"}))
       ->capture_default_str();
   app.add_option(
          "--rule", settings.rule,

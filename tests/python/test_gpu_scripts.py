@@ -68,6 +68,7 @@ def test_domains_have_their_counts(scripts: SimpleNamespace) -> None:
         "property wgmma_lagged": 500,
         "property wgmma_persistent": 400,
         "property wgmma_halves": 500,
+        "property wide_batched": 500,
         "property mma": 5000,
         "property mma f32": 500,
         "property plain": 1000,

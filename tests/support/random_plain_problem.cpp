@@ -53,7 +53,7 @@ void choose_wide_heads(Random& rng, RandomProblem& p) {
 }
 
 /// Draws the tensors of a problem whose shape and options are chosen, and whose scores only a band hides.
-void make_plain_tensors(Random& rng, RandomProblem& p) {
+Magnitudes make_plain_tensors(Random& rng, RandomProblem& p) {
   const Magnitudes magnitudes = choose_magnitudes(rng, p);
   const auto rows = [&](const Shape& shape, double size) {
     Buffer buffer = random_buffer(rng, p.dtype, shape, aligned_rows(0));
@@ -64,6 +64,24 @@ void make_plain_tensors(Random& rng, RandomProblem& p) {
   p.k = rows({p.batch, p.heads_kv, p.length_k, p.dim_qk}, magnitudes.qk);
   p.v = rows({p.batch, p.heads_kv, p.length_k, p.dim_v}, magnitudes.v);
   p.d_o = rows(p.beside_q(p.dim_v), magnitudes.d_o);
+  return magnitudes;
+}
+
+// Few tiles of 128 rows and keys, but often several heads, and in one of four problems of neighbouring
+// entries with any strides between them.
+void choose_wide_f32(Random& rng, RandomProblem& p) {
+  p.aligned = p.aligned_results = true;
+  p.dtype = DType::f32;
+  p.layout = Layout::dense;
+  p.batch = rng.between(1, 3);
+  p.heads_kv = rng.between(1, 4);
+  p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2, 3});
+  p.length_q = rng.pick<std::int64_t>({1, 31, 100, 128, 129, 200, 300});
+  p.length_k = rng.pick<std::int64_t>({1, 65, 127, 128, 129, 200, 257, 384});
+  const auto dim = [&] { return rng.pick<std::int64_t>({132, 136, 160, 192, 256, 256, 260, 320}); };
+  p.dim_qk = dim();
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : rng.pick<std::int64_t>({4, 64, 128, dim()});
+  if (rng.chance(0.1)) std::swap(p.dim_qk, p.dim_v);
 }
 
 }  // namespace
@@ -91,6 +109,26 @@ RandomProblem random_wide_heads_problem(std::uint64_t seed) {
   if (p.options.scale.has_value()) p.options.scale = std::abs(*p.options.scale);
   make_plain_tensors(rng, p);
   p.asked.backward = false;
+  return p;
+}
+
+RandomProblem random_wide_f32_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem p;
+  p.seed = seed;
+  choose_wide_f32(rng, p);
+  choose_options(rng, p);
+  const Magnitudes magnitudes = make_plain_tensors(rng, p);
+  if (rng.chance(0.3)) {
+    p.d_lse = random_buffer(rng, DType::f32, p.statistics_shape(), {});
+    p.d_lse.fill_random(rng, magnitudes.d_o);
+  }
+  make_masks(rng, p, magnitudes);
+  make_head_values(rng, p, magnitudes);
+  p.blocks = {};
+  p.logit_scale = {};
+  choose_asked(rng, p);
+  p.asked.dmask = false;
   return p;
 }
 

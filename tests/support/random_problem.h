@@ -94,6 +94,9 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed);
 RandomProblem random_plain_problem(std::uint64_t seed);
 /// The same in f16 and bf16 with head dims of 257 to 512. Forward alone.
 RandomProblem random_wide_heads_problem(std::uint64_t seed);
+/// The same in f32 with head dims of 129 to 320 and several heads, in both passes, also with masks and other
+/// features.
+RandomProblem random_wide_f32_problem(std::uint64_t seed);
 
 /// A problem for mma in f32, forward and mostly backward: only a band and lengths hide keys, and there are
 /// many queries.

@@ -65,6 +65,7 @@ _NEEDS = {
     "wgmma_lagged": "9.0a",
     "wgmma_persistent": "9.0a",
     "wgmma_halves": "9.0a",
+    "wide_batched": "9.0a",
     "widened": "8.0",
     "split": "9.0a",
     "few_rows": "9.0a",

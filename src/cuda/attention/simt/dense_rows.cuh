@@ -95,6 +95,10 @@ struct PairRows {
   float* ds;          ///< dS, where it differs from dqk and is wanted; else null
   float* sink_terms;  ///< of all rows
   float* row_sums;    ///< of all rows
+
+  /// The number of row `own` of these in [B, Hq, Sq], and its row in the matrices.
+  __device__ std::int64_t index(std::int64_t own) const { return first + own; }
+  __device__ std::int64_t line(std::int64_t own) const { return own; }
 };
 
 inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch& scratch) {
@@ -116,17 +120,18 @@ inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch
 
 /// Computes P and the gradients of a row from its products q·k and dO·v. Also computes the row's term of
 /// dsinks, and its sum of dS for a mask with one element per row.
-template <int lanes, typename T = float>
+template <int lanes, typename T = float, typename Rows = PairRows<T>>
 __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
-                                   const __grid_constant__ PairRows<T> rows) {
+                                   const __grid_constant__ Rows rows) {
   const AttentionProblem& problem = call.problem;
   const std::int64_t own = thread_index() / lanes;
   if (own >= rows.count) return;  // the same for all lanes of a row
   const int lane = threadIdx.x % lanes;
-  const std::int64_t index = rows.first + own;
+  const std::int64_t index = rows.index(own);
   const QueryRow row(call, index);
   const ScoreRule rules(call, row.b, row.h);
-  const std::int64_t begin = own * rows.pitch - rows.keys.first;  // the index that key 0 would have
+  const std::int64_t begin =
+      rows.line(own) * rows.pitch - rows.keys.first;  // the index that key 0 would have
   const float* qk_gmem = rows.qk + begin;
   const float* dp_gmem = rows.dp + begin;
   const auto dropout = [&](std::int64_t j) {

@@ -2,16 +2,18 @@
 
 #include "attention/kernel.h"
 #include "core/reasons.h"
+#include "cuda/attention/wide/batched.h"
 #include "cuda/attention/wide/wide.h"
 #include "cuda/runtime/device.h"
 
 namespace tilewise::cuda {
 namespace {
 
-/// The least number of multiplications per head: below it, launches take more time than the products save.
+/// The least number of multiplications of the heads that are computed together: below it, launches take more
+/// time than the products save.
 constexpr std::int64_t least_work = std::int64_t{1} << 25;
 
-std::string supports(const AttentionProblem& problem) {
+std::string supports_together(const AttentionProblem& problem, std::int64_t heads) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "needs f32, f16 or bf16, got f64";
   if (problem.batch_invariant)
@@ -25,11 +27,16 @@ std::string supports(const AttentionProblem& problem) {
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   if (dim <= 128) return needs("a head dim above 128", dim);
   const std::int64_t dims = problem.dim_qk + problem.dim_v;
-  if (problem.length_q * problem.length_k < (least_work + dims - 1) / dims) {
-    return needs("Sq * Sk * (D + Dv) of at least 2^25", problem.length_q * problem.length_k * dims);
+  const std::int64_t least = least_work / std::max<std::int64_t>(heads, 1);
+  if (problem.length_q * problem.length_k < (least + dims - 1) / dims) {
+    const std::string together = heads == 1 ? "" : "for all heads, ";
+    return needs(together + "Sq * Sk * (D + Dv) of at least 2^25",
+                 problem.length_q * problem.length_k * dims * heads);
   }
   return {};
 }
+
+std::string supports(const AttentionProblem& problem) { return supports_together(problem, 1); }
 
 std::size_t workspace(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
@@ -42,7 +49,42 @@ void launch(const AttentionCall& call, const Context& context) {
   (call.problem.pass == Pass::forward ? wide::forward : wide::backward)(call, context);
 }
 
+#ifdef TILEWISE_HAS_TRIAL_KERNELS
+std::string supports_batched(const AttentionProblem& problem) {
+  const std::int64_t heads = problem.batch * problem.heads_kv;
+  if (const std::string reason = supports_together(problem, heads); !reason.empty()) return reason;
+  if (problem.dtype != DType::f32) return needs("f32", to_string(problem.dtype));
+  if (!problem.aligned || (problem.pass == Pass::backward && !problem.backward.aligned_rows)) {
+    return "needs rows that start at multiples of 16 bytes, without negative strides";
+  }
+#ifndef TILEWISE_HAS_WGMMA
+  return "this build has no code for sm_90a";
+#endif
+  return reason_against_device(problem.device, [](const DeviceProperties& device) {
+    return device.compute_capability != 90 ? "needs compute capability 9.0 (Hopper)" : "";
+  });
+}
+std::string batched_on_trial(const AttentionProblem&) { return "heads in batches"; }
+std::size_t batched_workspace(const AttentionCall& call, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  return call.problem.pass == Pass::forward ? wide::batched_forward_workspace(call)
+                                            : wide::batched_backward_workspace(call);
+}
+void launch_batched(const AttentionCall& call, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  (call.problem.pass == Pass::forward ? wide::batched_forward : wide::batched_backward)(call, context);
+}
+#endif
+
 }  // namespace
+
+#ifdef TILEWISE_HAS_TRIAL_KERNELS
+constinit const AttentionKernel wide_batched_attention = {.name = "wide_batched",
+                                                          .supports = supports_batched,
+                                                          .workspace = batched_workspace,
+                                                          .launch = launch_batched,
+                                                          .trial = batched_on_trial};
+#endif
 
 constinit const AttentionKernel wide_attention = {
     .name = "wide", .supports = supports, .workspace = workspace, .launch = launch};

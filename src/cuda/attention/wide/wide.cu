@@ -1,11 +1,8 @@
 #include "cuda/attention/wide/wide.h"
 
-#include <algorithm>
-
 #include "core/arena.h"
-#include "cuda/attention/simt/dense_rows.cuh"
+#include "cuda/attention/wide/rows.cuh"
 #include "cuda/runtime/check.h"
-#include "cuda/runtime/launch.cuh"
 #include "cuda/tile/with_type.h"
 #include "gemm/compose.h"
 #include "gemm/products.h"
@@ -13,44 +10,9 @@
 namespace tilewise::cuda::wide {
 namespace {
 
-constexpr int warp = 32;
-constexpr int threads = 256;
-
-/// Bytes that the matrices of a chunk of rows may take.
-constexpr std::int64_t chunk_bytes = std::int64_t{256} << 20;
-/// The most rows of a chunk with causal or a window, where a smaller chunk skips more hidden keys. With fewer
-/// rows, products have too few tiles for a GPU, and in f32 each chunk splits K and V into parts again.
+/// With fewer rows in a chunk, products have too few tiles for a GPU, and in f32 each chunk splits K and V
+/// into parts again.
 constexpr std::int64_t banded_rows = 2048;
-/// A chunk's first key is a multiple of this, so that the operands' rows are aligned.
-constexpr std::int64_t key_step = 64;
-
-constexpr std::int64_t rounded_up(std::int64_t x) { return (x + key_step - 1) / key_step * key_step; }
-
-std::int64_t rows_per_chunk(const AttentionCall& call, std::int64_t bytes_per_pair) {
-  const AttentionProblem& problem = call.problem;
-  const std::int64_t row_bytes = rounded_up(problem.length_k) * bytes_per_pair;
-  const std::int64_t most = std::max<std::int64_t>(chunk_bytes / row_bytes / key_step * key_step, key_step);
-  const std::int64_t rows = call.band.bounded() ? std::min(most, banded_rows) : most;
-  return std::min(rows, problem.length_q);
-}
-
-/// Neighbouring rows of one head, and the keys that any of them sees.
-struct Chunk {
-  std::int64_t b, h, first, count;
-  KeyRange keys;
-
-  std::int64_t width() const { return keys.last - keys.first; }
-};
-
-Chunk chunk_at(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t first,
-               std::int64_t rows) {
-  const AttentionProblem& problem = call.problem;
-  const std::int64_t count = std::min(rows, problem.length_q - first);
-  const Sequence sequence = call.sequence(b);  // reads no memory: the call has no key lengths
-  const KeyRange low = call.keys_of(sequence, first), high = call.keys_of(sequence, first + count - 1);
-  const std::int64_t begin = std::clamp<std::int64_t>(low.first, 0, problem.length_k) / key_step * key_step;
-  return {b, h, first, count, {begin, std::clamp(high.last, begin, problem.length_k)}};
-}
 
 /// Calls body(chunk) for all rows of head h of entry b.
 template <typename Body>
@@ -58,73 +20,6 @@ void for_each_chunk(const AttentionCall& call, std::int64_t rows, std::int64_t b
                     const Body& body) {
   for (std::int64_t first = 0; first < call.problem.length_q; first += rows) {
     body(chunk_at(call, b, h, first, rows));
-  }
-}
-
-Matrix matrix_at(const Rows& rows, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
-                 std::int64_t dim) {
-  return {.data = rows.at(b, h, first),
-          .dtype = rows.dtype,
-          .rows = count,
-          .columns = dim,
-          .stride_row = count > 1 ? rows.stride_s : std::max<std::int64_t>(dim, 1)};
-}
-Matrix plain_matrix(void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t pitch) {
-  return {.data = static_cast<std::byte*>(data),
-          .dtype = dtype,
-          .rows = rows,
-          .columns = columns,
-          .stride_row = pitch};
-}
-
-Launch warp_each(const char* name, std::int64_t rows, const Context& context) {
-  return {.name = name,
-          .blocks = (rows * warp + threads - 1) / threads,
-          .threads = threads,
-          .stream = static_cast<cudaStream_t>(context.stream)};
-}
-
-/// Replaces a chunk's products Q·Kᵀ by P, dropout included, and writes LSE. One warp per row. P may overwrite
-/// the products, since each lane reads and writes its own keys only.
-template <typename T>
-__global__ void __launch_bounds__(threads)
-    softmax_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ Chunk chunk,
-                 float* qk_gmem, T* p_gmem, const std::int64_t pitch) {
-  const std::int64_t own = simt::thread_index() / warp;
-  if (own >= chunk.count) return;  // the same for all lanes of a row
-  const int lane = threadIdx.x % warp;
-  const AttentionFeatures& features = call.problem.features;
-  const simt::QueryRow row(call, chunk.b, chunk.h, chunk.first + own);
-  const ScoreRule rules(call, row.b, row.h);
-  float* row_gmem = qk_gmem + own * pitch - chunk.keys.first;
-  T* out_gmem = p_gmem + own * pitch - chunk.keys.first;
-
-  const float sink = features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) : minus_infinity;
-  // Starts at the lowest finite number, so that no difference is NaN in an empty row.
-  float maximum = fmaxf(sink, lowest);
-  for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
-    const float score = simt::pair_score(call, rules, row, j, row_gmem[j]);
-    row_gmem[j] = score;
-    maximum = fmaxf(maximum, score);
-  }
-  maximum = maximum_over<warp>(maximum);
-  double sum = 0;
-  for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
-    const float p = expf(row_gmem[j] - maximum);
-    row_gmem[j] = p;
-    sum += static_cast<double>(p);
-  }
-  sum = sum_over<warp>(sum) + static_cast<double>(expf(sink - maximum));
-  const bool empty = sum == 0;
-  const auto inverse = static_cast<float>(empty ? 0.0 : 1 / sum);
-  for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
-    const bool drawn = features.dropout && row.sees(j);
-    const float kept = drawn ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
-    out_gmem[j] = narrow<T>(row_gmem[j] * inverse * kept);
-  }
-  if (lane == 0 && call.lse.wanted) {
-    const float lse = empty ? minus_infinity : maximum + logf(static_cast<float>(sum));
-    *reinterpret_cast<float*>(call.lse.at(row.b, row.h, row.i)) = lse;
   }
 }
 
@@ -147,7 +42,7 @@ struct ForwardSpace {
   ForwardSpace(const AttentionCall& call, void* base) : pitch(rounded_up(call.problem.length_k)) {
     const auto width = static_cast<std::int64_t>(size_of(call.problem.dtype));
     const bool is_16_bit = call.problem.dtype != DType::f32;
-    rows = rows_per_chunk(call, 4 + (is_16_bit ? width : 0));
+    rows = rows_per_chunk(call, 4 + (is_16_bit ? width : 0), banded_rows);
     Arena arena(base);
     qk = arena.take<float>(rows * pitch);
     p = is_16_bit ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(qk);
@@ -183,8 +78,8 @@ void forward_of(const AttentionCall& call, const Context& context) {
       for_each_chunk(call, space.rows, b, h, [&](const Chunk& chunk) {
         products.launch(score_product(call, chunk, call.q, call.k, problem.dim_qk, space.qk, space.pitch),
                         space.used);
-        launch<softmax_rows<T>>(warp_each("tilewise wide P", chunk.count, context), call, chunk, space.qk,
-                                static_cast<T*>(space.p), space.pitch);
+        launch<softmax_rows<T, Chunk>>(warp_each("tilewise wide P", chunk.count, context), call, chunk,
+                                       space.qk, static_cast<T*>(space.p), space.pitch);
         products.launch(output_product(call, chunk, space), space.used);
       });
     }
@@ -214,7 +109,7 @@ struct BackwardSpace {
     const AttentionProblem& problem = call.problem;
     const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
     const bool is_16_bit = problem.dtype != DType::f32;
-    rows = rows_per_chunk(call, 8 + (is_16_bit ? 4 * width : 0));
+    rows = rows_per_chunk(call, 8 + (is_16_bit ? 4 * width : 0), banded_rows);
     Arena arena(base);
     qk = arena.take<float>(rows * pitch);
     dp = arena.take<float>(rows * pitch);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 
+#include "cuda/gemm/common/items.h"
 #include "gemm/call.h"
 #include "tilewise/context.h"
 
@@ -21,5 +22,10 @@ namespace tilewise::cuda::gemm {
 
 void run_split(const GemmCall& call, const Context& context);
 std::size_t split_workspace(const GemmCall& call, const Context& context);
+
+/// The same for several GEMMs of one shape, with the same number of launches. The call is the first one. It
+/// has no gate, bias, activation or residual, but it may accumulate. On trial.
+void run_split_items(const GemmCall& call, const Items& items, const Context& context);
+std::size_t split_items_workspace(const GemmCall& call, const Items& items);
 
 }  // namespace tilewise::cuda::gemm

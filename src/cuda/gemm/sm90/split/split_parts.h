@@ -45,23 +45,31 @@ inline constexpr int marked_rows = 128;
 
 /// The parts of an operand, [parts, rows, columns] and row-major, and the exponents of its rows: the f16
 /// parts are those of x · 2^exponent.
+///
+/// Several GEMMs of the same shape have the rows of all their matrices below each other. Those of each matrix
+/// are padded with zeros to whole tiles.
 struct Parts {
   std::uint16_t* data = nullptr;
-  int* exponents = nullptr;  ///< [rows]
-  std::int64_t stride = 0;   ///< of a row; a multiple of 8
-  int count = 0;             ///< bf16 parts; there is one f16 part less
+  int* exponents = nullptr;    ///< [rows]
+  std::int64_t stride = 0;     ///< of a row; a multiple of 8
+  std::int64_t rows = 0;       ///< of all matrices
+  std::int64_t item_rows = 0;  ///< from one matrix to the next
+  int count = 0;               ///< bf16 parts; there is one f16 part less
 
   Parts() = default;
-  Parts(Arena& arena, const Matrix& of, int bf16_parts)
-      : stride((of.columns + 7) / 8 * 8), count(bf16_parts) {
-    data = arena.take<std::uint16_t>(of.rows * stride * count);
-    exponents = arena.take<int>(of.rows);
+  Parts(Arena& arena, const Matrix& of, int bf16_parts, std::int64_t items)
+      : stride((of.columns + 7) / 8 * 8),
+        item_rows(items == 1 ? of.rows : (of.rows + marked_rows - 1) / marked_rows * marked_rows),
+        count(bf16_parts) {
+    rows = items * item_rows;
+    data = arena.take<std::uint16_t>(rows * stride * count);
+    exponents = arena.take<int>(rows);
   }
   /// All parts as one matrix. TMA copies bits, so a map for bf16 serves f16, too.
   Matrix matrix(const Matrix& of) const {
     return {.data = reinterpret_cast<std::byte*>(data),
             .dtype = DType::bf16,
-            .rows = of.rows * count,
+            .rows = rows * count,
             .columns = of.columns,
             .stride_row = stride};
   }
@@ -75,22 +83,22 @@ struct Findings {
 struct SplitWorkspace {
   Parts a, b, gate;
   Findings* findings = nullptr;
-  int* row_marks = nullptr;     ///< [M / 128]: not 0 where these rows of A contain infinities or NaN
-  int* column_marks = nullptr;  ///< [N / 128]: the same for B and its gate
+  int* row_marks = nullptr;     ///< [a.rows / 128]: not 0 where these rows of A contain infinities or NaN
+  int* column_marks = nullptr;  ///< [b.rows / 128]: the same for B and its gate
   std::size_t zeroed = 0;       ///< bytes of findings and marks, which are contiguous
   std::size_t bytes = 0;
 
   static constexpr std::int64_t marks(std::int64_t rows) { return (rows + marked_rows - 1) / marked_rows; }
 
-  SplitWorkspace(const GemmCall& call, void* base) {
+  SplitWorkspace(const GemmCall& call, void* base, std::int64_t items = 1) {
     Arena arena(base);
     const GemmProblem& problem = call.problem;
     const int parts = problem.allow_tf32 ? 2 : 3;
-    a = Parts(arena, call.a, parts);
-    b = Parts(arena, call.b, parts);
-    if (problem.gated) gate = Parts(arena, call.gate, parts);
-    const std::int64_t row_mark_count = marks(problem.m);
-    const std::int64_t column_mark_count = marks(problem.n);
+    a = Parts(arena, call.a, parts, items);
+    b = Parts(arena, call.b, parts, items);
+    if (problem.gated) gate = Parts(arena, call.gate, parts, items);
+    const std::int64_t row_mark_count = marks(a.rows);
+    const std::int64_t column_mark_count = marks(b.rows);
     zeroed = sizeof(Findings) + static_cast<std::size_t>(row_mark_count + column_mark_count) * sizeof(int);
     findings = reinterpret_cast<Findings*>(arena.take<std::byte>(static_cast<std::int64_t>(zeroed)));
     bytes = arena.used();

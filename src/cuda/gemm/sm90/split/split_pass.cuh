@@ -7,7 +7,8 @@
 
 namespace tilewise::cuda::gemm {
 
-// The kernels that split operands. One launch splits all operands of a GEMM that it suits.
+// The kernels that split operands. One launch splits all operands of a GEMM that it suits. With `items`, an
+// operand is several matrices of one shape.
 
 /// The operands that a launch splits, and which of its CTAs have which.
 struct Splitting {
@@ -17,13 +18,15 @@ struct Splitting {
     Spread* spread = nullptr;
     int* marks = nullptr;
     std::int64_t first_block = 0;
+    std::int64_t item_stride = 0;  ///< elements from one matrix to the next
   };
   Operand operands[3];
   int count = 0;
   std::int64_t blocks = 0;
 
-  void add(const Matrix& matrix, const Parts& parts, Spread* spread, int* marks, std::int64_t ctas) {
-    operands[count++] = {matrix, parts, spread, marks, blocks};
+  void add(const Matrix& matrix, const Parts& parts, Spread* spread, int* marks, std::int64_t ctas,
+           std::int64_t item_stride) {
+    operands[count++] = {matrix, parts, spread, marks, blocks, item_stride};
     blocks += ctas;
   }
   __device__ const Operand& of_block(std::int64_t block) const {
@@ -34,6 +37,22 @@ struct Splitting {
 };
 
 inline constexpr int split_threads = 256;
+
+/// Where a row of the parts comes from.
+struct SourceRow {
+  const float* item;  ///< its matrix
+  std::int64_t row;   ///< in the matrix
+  bool is_padding;    ///< the matrix has no such row
+
+  template <bool items>
+  __device__ static SourceRow of(const Splitting::Operand& operand, std::int64_t row) {
+    const auto* first = reinterpret_cast<const float*>(operand.matrix.data);
+    if constexpr (!items) return {first, row, false};
+    const std::int64_t item = row / operand.parts.item_rows;
+    const std::int64_t own = row - item * operand.parts.item_rows;
+    return {first + item * operand.item_stride, own, own >= operand.matrix.rows};
+  }
+};
 
 /// The bits of |x|, which compare as the numbers do; those of NaN are the largest.
 __device__ __forceinline__ int magnitude(float x) { return __float_as_int(x) & 0x7fffffff; }
@@ -85,27 +104,29 @@ __device__ __forceinline__ void store_parts(const Splitting::Operand& operand, s
   }
   std::uint16_t* to = operand.parts.data + row * operand.parts.stride + column;
   *reinterpret_cast<uint4*>(to) = high;
-  if constexpr (parts == 2) *reinterpret_cast<uint4*>(to + operand.matrix.rows * operand.parts.stride) = low;
+  if constexpr (parts == 2) *reinterpret_cast<uint4*>(to + operand.parts.rows * operand.parts.stride) = low;
 }
 
 /// Splits operands with contiguous rows into f16, one row per CTA. Up to `kept` · 2048 numbers of a row stay
 /// in registers between finding the largest and splitting; numbers past them are read twice.
-template <int parts, int kept>
+template <int parts, int kept, bool items = false>
 __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_constant__ Splitting splitting) {
   constexpr int step = 8 * split_threads;
   const Splitting::Operand& operand = splitting.of_block(blockIdx.x);
   const std::int64_t row = blockIdx.x - operand.first_block;
   const auto columns = static_cast<int>(operand.matrix.columns);
-  const auto* from = reinterpret_cast<const float*>(operand.matrix.data) + row * operand.matrix.stride_row;
+  const SourceRow source = SourceRow::of<items>(operand, row);
+  const int present = source.is_padding ? 0 : columns;
+  const float* from = source.item + source.row * operand.matrix.stride_row;
   const int first = 8 * static_cast<int>(threadIdx.x);
   const auto load = [&](float(&x)[8], int column) {
-    if (column + 8 <= columns) {
+    if (column + 8 <= present) {
       *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(from + column);
       *reinterpret_cast<float4*>(x + 4) = *reinterpret_cast<const float4*>(from + column + 4);
       return;
     }
 #pragma unroll
-    for (int n = 0; n < 8; ++n) x[n] = column + n < columns ? from[column + n] : 0.0f;
+    for (int n = 0; n < 8; ++n) x[n] = column + n < present ? from[column + n] : 0.0f;
   };
 
   alignas(16) float x[kept][8];
@@ -178,7 +199,7 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
 inline constexpr int across_threads = 1024;
 inline constexpr int across_rows = 32;
 
-template <int parts>
+template <int parts, bool items = false>
 __global__ void __launch_bounds__(across_threads)
     split_by_columns(const __grid_constant__ Splitting splitting) {
   constexpr int rows = across_rows, depth = across_threads / rows * 8, lines = across_threads / rows;
@@ -189,9 +210,9 @@ __global__ void __launch_bounds__(across_threads)
   const std::int64_t first_row = (blockIdx.x - operand.first_block) * rows;
   const std::int64_t columns = operand.matrix.columns;
   const int lane = static_cast<int>(threadIdx.x) % rows, line = static_cast<int>(threadIdx.x) / rows;
-  const bool present = first_row + lane < operand.matrix.rows;
-  const auto* from =
-      reinterpret_cast<const float*>(operand.matrix.data) + (present ? first_row + lane : first_row);
+  const SourceRow source = SourceRow::of<items>(operand, first_row);  // 32 rows are of one matrix
+  const bool present = source.row + lane < operand.matrix.rows;
+  const float* from = source.item + (present ? source.row + lane : source.row);
   const auto load = [&](std::int64_t column) {
     return present && column < columns ? from[column * operand.matrix.stride_column] : 0.0f;
   };
@@ -230,7 +251,7 @@ __global__ void __launch_bounds__(across_threads)
     for (int n = 0; n < depth / lines; ++n) transposed[line + n * lines][lane] = x[n];
     __syncthreads();  // `depth` of K are in shared memory
     const std::int64_t own = column + 8 * chunk;
-    if (first_row + row < operand.matrix.rows && own < columns) {
+    if (first_row + row < operand.parts.rows && own < columns) {
       float eight[8];
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
@@ -247,7 +268,7 @@ __global__ void __launch_bounds__(across_threads)
     if (count != 0) atomicAdd(&all_counts[row][n], count);
   }
   __syncthreads();  // all threads have added their counts
-  if (chunk != 0 || first_row + row >= operand.matrix.rows) return;
+  if (chunk != 0 || first_row + row >= operand.parts.rows) return;
   if (!finite) {
     operand.marks[(first_row + row) / marked_rows] = 1;
     return;
@@ -261,7 +282,7 @@ __global__ void __launch_bounds__(across_threads)
 
 /// Splits all operands into bf16 parts, if f16 is not exact enough, 32 x 32 numbers at a time. Operands whose
 /// columns are contiguous are transposed in shared memory.
-template <bool tf32>
+template <bool tf32, bool items = false>
 __global__ void __launch_bounds__(split_threads)
     split_into_bf16(const __grid_constant__ Splitting splitting, const Findings* findings) {
   constexpr int square = 32;
@@ -276,23 +297,25 @@ __global__ void __launch_bounds__(split_threads)
     const std::int64_t across = (matrix.columns + square - 1) / square;
     const std::int64_t first_row = (block - operand.first_block) / across * square;
     const std::int64_t first_column = (block - operand.first_block) % across * square;
-    const auto* from = reinterpret_cast<const float*>(matrix.data);
+    const SourceRow source = SourceRow::of<items>(operand, first_row);  // 32 rows are of one matrix
     const bool by_rows = matrix.by_rows();
 #pragma unroll
     for (int n = line; n < square; n += lines) {
-      const std::int64_t row = first_row + (by_rows ? n : lane), column = first_column + (by_rows ? lane : n);
+      const std::int64_t row = source.row + (by_rows ? n : lane);
+      const std::int64_t column = first_column + (by_rows ? lane : n);
       const bool inside = row < matrix.rows && column < matrix.columns;
-      transposed[by_rows ? n : lane][by_rows ? lane : n] = inside ? from[matrix.offset(row, column)] : 0.0f;
+      transposed[by_rows ? n : lane][by_rows ? lane : n] =
+          inside ? source.item[matrix.offset(row, column)] : 0.0f;
     }
     __syncthreads();  // the square is in shared memory
 #pragma unroll
     for (int n = line; n < square; n += lines) {
       const std::int64_t row = first_row + n, column = first_column + lane;
-      if (row >= matrix.rows || column >= matrix.columns) continue;
+      if (row >= operand.parts.rows || column >= matrix.columns) continue;
       float remainder = transposed[n][lane];
       for (int part = 0; part < operand.parts.count; ++part) {
         const __nv_bfloat16 rounded = narrow<__nv_bfloat16>(remainder);
-        operand.parts.data[(part * matrix.rows + row) * operand.parts.stride + column] =
+        operand.parts.data[(part * operand.parts.rows + row) * operand.parts.stride + column] =
             __bfloat16_as_ushort(rounded);
         remainder -= widen(rounded);
       }

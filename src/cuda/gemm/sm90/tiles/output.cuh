@@ -21,7 +21,7 @@ namespace tilewise::cuda::gemm {
 /// registers, and stored through the slabs during the first stages of the next tile's mainloop. Residuals are
 /// then loaded into the same registers: in narrow tiles after each subtile, in others after all subtiles,
 /// because the fence before a TMA store waits for all loads of the warp.
-template <typename T, GemmConfig c>
+template <typename T, GemmConfig c, typename Arguments = GemmArguments>
 struct Writer {
   static_assert(c.out_columns() % 8 == 0);
   static constexpr int slabs = (c.out_columns() + 63) / 64;  ///< subtiles along the columns
@@ -36,7 +36,7 @@ struct Writer {
   using Values = float[4 * chunks_of(subtile)];
 
   const GemmMaps& maps;
-  const GemmArguments& arguments;
+  const Arguments& arguments;
   std::byte* slabs_smem;
   const int lane;
   int row = 0;     ///< the warp's first, in the result

@@ -1,0 +1,433 @@
+#include "cuda/attention/wide/batched.h"
+
+#include "core/arena.h"
+#include "cuda/attention/wide/rows.cuh"
+#include "cuda/gemm/sm90/split/split.h"
+#include "cuda/runtime/check.h"
+#include "gemm/compose.h"
+
+namespace tilewise::cuda::wide {
+namespace {
+
+// Matrices of a batch have the rows of its heads below each other, each padded to whole tiles of the GEMM.
+// The query heads of a group go one after another, because they add to the same dK and dV.
+
+/// Chunks with causal or a window. With fewer rows, K and V are split into parts more often than hidden keys
+/// save. With fewer multiplications per product, launches take longer than they save.
+constexpr std::int64_t least_banded_rows = 512, most_banded_rows = 2048;
+constexpr std::int64_t least_banded_work = std::int64_t{1} << 32;
+/// Bytes that the matrices of a batch may take.
+#ifdef TILEWISE_EMULATOR  // small problems have several batches and chunks, too
+constexpr std::int64_t batch_bytes = std::int64_t{1} << 20;
+#else
+constexpr std::int64_t batch_bytes = chunk_bytes;
+#endif
+constexpr std::int64_t tile_rows = 128;
+
+constexpr std::int64_t whole_tiles(std::int64_t x) { return (x + tile_rows - 1) / tile_rows * tile_rows; }
+
+/// Some heads of K and V, each with one query head of its group. Heads are numbered over all entries.
+struct Batch {
+  std::int64_t first, count;
+  std::int64_t query;  ///< number in the group
+
+  std::int64_t first_query(const AttentionCall& call) const { return first * call.group() + query; }
+};
+
+/// The elements from a head of K or V to the next one. In tensors of queries, `group` heads later.
+std::int64_t head_stride(const AttentionCall& call, const Rows& rows, std::int64_t group) {
+  return call.problem.heads_kv > 1 ? group * rows.stride_h : rows.stride_b;
+}
+
+/// How many neighbouring heads one stride leads through: those of all entries, or of one.
+std::int64_t heads_in_line(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  const auto crosses = [&](const Rows& rows, std::int64_t group) {
+    return rows.stride_b == problem.heads_kv * group * rows.stride_h;
+  };
+  const std::int64_t group = call.group();
+  const bool all = problem.batch == 1 || problem.heads_kv == 1 ||
+                   (crosses(call.q, group) && crosses(call.k, 1) && crosses(call.v, 1) &&
+                    (problem.pass == Pass::forward || crosses(call.d_o, group)));
+  return all ? problem.batch * problem.heads_kv : problem.heads_kv;
+}
+
+/// Neighbouring rows of each head of a batch.
+struct BatchRows {
+  std::int64_t first_head, heads, group;  ///< query heads, numbered over all entries
+  std::int64_t first, count;              ///< rows of each head
+  std::int64_t stacked;                   ///< rows of the matrices from one head to the next
+  KeyRange keys;
+
+  __host__ __device__ std::int64_t rows() const { return heads * count; }
+  __device__ std::int64_t index(const AttentionCall& call, std::int64_t own) const {
+    return (first_head + own / count * group) * call.problem.length_q + first + own % count;
+  }
+  __device__ simt::QueryRow query(const AttentionCall& call, std::int64_t own) const {
+    return {call, index(call, own)};
+  }
+  __device__ std::int64_t line(std::int64_t own) const { return own / count * stacked + own % count; }
+};
+
+/// simt::PairRows of a batch.
+struct BatchPairRows : simt::PairRows<float> {
+  BatchRows batch;
+  std::int64_t length_q;
+
+  __device__ std::int64_t index(std::int64_t own) const {
+    return (batch.first_head + own / batch.count * batch.group) * length_q + batch.first + own % batch.count;
+  }
+  __device__ std::int64_t line(std::int64_t own) const { return batch.line(own); }
+};
+
+/// The layout of the matrices: [heads, stacked rows, pitch].
+struct Space {
+  std::int64_t heads;  ///< of a batch, at most
+  std::int64_t rows;   ///< of a chunk
+  std::int64_t pitch, pitch_qk, pitch_v;
+  std::int64_t key_rows;               ///< from a head's dK and dV to the next ones
+  float *s, *dp = nullptr;             ///< P and the gradient of S overwrite them
+  float* sums;                         ///< O or dQ
+  float *dk = nullptr, *dv = nullptr;  ///< before the multiplication by the scale
+  float *sink_terms = nullptr, *row_sums = nullptr;
+  std::size_t used;
+
+  Space(const AttentionCall& call, void* base)
+      : pitch(rounded_up(call.problem.length_k)),
+        pitch_qk(rounded_up(call.problem.dim_qk)),
+        pitch_v(rounded_up(call.problem.dim_v)),
+        key_rows(whole_tiles(call.problem.length_k)) {
+    const AttentionProblem& problem = call.problem;
+    const bool backward = problem.pass == Pass::backward;
+    const std::int64_t in_line = heads_in_line(call);
+    const std::int64_t row_work = std::max<std::int64_t>(in_line * problem.length_k * problem.dim_qk, 1);
+    const std::int64_t banded =
+        std::clamp(whole_tiles(least_banded_work / row_work), least_banded_rows, most_banded_rows);
+    rows = rows_per_chunk(call, backward ? 8 : 4, banded, batch_bytes);
+    const std::int64_t head_bytes =
+        4 * whole_tiles(rows) * (pitch * (backward ? 2 : 1) + (backward ? pitch_qk : pitch_v)) +
+        (backward ? 4 * key_rows * (pitch_qk + pitch_v) : 0);
+    heads = std::clamp<std::int64_t>(batch_bytes / head_bytes, 1, in_line);
+    Arena arena(base);
+    const std::int64_t lines = heads * whole_tiles(rows);
+    s = arena.take<float>(lines, pitch);
+    sums = arena.take<float>(lines, backward ? pitch_qk : pitch_v);
+    if (backward) {
+      dp = arena.take<float>(lines, pitch);
+      dk = arena.take<float>(heads * key_rows, pitch_qk);
+      dv = arena.take<float>(heads * key_rows, pitch_v);
+      sink_terms = arena.take<float>(problem.heads_q * call.rows_q());
+      row_sums = arena.take<float>(problem.heads_q * call.rows_q());
+    }
+    used = arena.rounded();
+  }
+};
+
+/// A product of all heads of a batch.
+struct Product {
+  GemmCall call;
+  gemm::Items items;
+};
+
+/// The products of a batch and a chunk of its rows.
+class Products {
+ public:
+  Products(const AttentionCall& call, const Space& space, const Batch& batch, const Chunk& chunk)
+      : call_(call), space_(space), batch_(batch), chunk_(chunk), stacked_(whole_tiles(chunk.count)) {}
+
+  BatchRows rows() const {
+    return {.first_head = batch_.first_query(call_),
+            .heads = batch_.count,
+            .group = call_.group(),
+            .first = chunk_.first,
+            .count = chunk_.count,
+            .stacked = stacked_,
+            .keys = chunk_.keys};
+  }
+  std::int64_t stacked() const { return stacked_; }
+
+  /// S = Q·Kᵀ, or dP = dO·Vᵀ.
+  Product scores(const Rows& queries, const Rows& keys, std::int64_t dim, float* to) const {
+    return product(of_queries(queries, dim), of_keys(keys, dim),
+                   plain_matrix(to, DType::f32, chunk_.count, chunk_.width(), space_.pitch), stacked_, false);
+  }
+  /// O = P·V, or dQ = dS·K.
+  Product of_rows(float* pairs, const Rows& keys, std::int64_t dim) const {
+    return product(of_pairs(pairs), of_keys(keys, dim).transposed(),
+                   plain_matrix(space_.sums, DType::f32, chunk_.count, dim, rounded_up(dim)), stacked_,
+                   false);
+  }
+  /// dK += dSᵀ·Q, or dV += Pᵀ·dO.
+  Product of_columns(float* pairs, const Rows& queries, std::int64_t dim, float* to) const {
+    const std::int64_t pitch = rounded_up(dim);
+    return product(of_pairs(pairs).transposed(), of_queries(queries, dim).transposed(),
+                   plain_matrix(to + chunk_.keys.first * pitch, DType::f32, chunk_.width(), dim, pitch),
+                   space_.key_rows, true);
+  }
+
+ private:
+  /// The matrix of the first head, and the elements to that of the next.
+  struct Operand {
+    Matrix matrix;
+    std::int64_t stride;
+    Operand transposed() const { return {matrix.transposed(), stride}; }
+  };
+  Operand of_queries(const Rows& rows, std::int64_t dim) const {
+    const std::int64_t head = batch_.first_query(call_), heads = call_.problem.heads_q;
+    return {matrix_at(rows, head / heads, head % heads, chunk_.first, chunk_.count, dim),
+            head_stride(call_, rows, call_.group())};
+  }
+  Operand of_keys(const Rows& rows, std::int64_t dim) const {
+    const std::int64_t heads = call_.problem.heads_kv;
+    return {
+        matrix_at(rows, batch_.first / heads, batch_.first % heads, chunk_.keys.first, chunk_.width(), dim),
+        head_stride(call_, rows, 1)};
+  }
+  Operand of_pairs(float* pairs) const {
+    return {plain_matrix(pairs, DType::f32, chunk_.count, chunk_.width(), space_.pitch),
+            stacked_ * space_.pitch};
+  }
+  Product product(const Operand& a, const Operand& b, const Matrix& out, std::int64_t out_rows,
+                  bool accumulate) const {
+    return {gemm_call(call_.problem.device, a.matrix, b.matrix, out, {.accumulate = accumulate}),
+            {.count = batch_.count, .a = a.stride, .b = b.stride, .out_rows = out_rows}};
+  }
+
+  const AttentionCall& call_;
+  const Space& space_;
+  const Batch& batch_;
+  const Chunk& chunk_;
+  const std::int64_t stacked_;
+};
+
+/// Calls visit(Product) for each product that the wanted gradients need, once P and dS are known.
+template <typename Visit>
+void for_each_gradient(const AttentionCall& call, const Space& space, const Products& products,
+                       const Visit& visit) {
+  const AttentionProblem& problem = call.problem;
+  if (call.dq.wanted) visit(products.of_rows(space.dp, call.k, problem.dim_qk));
+  if (call.dk.wanted) visit(products.of_columns(space.dp, call.q, problem.dim_qk, space.dk));
+  if (call.dv.wanted) visit(products.of_columns(space.s, call.d_o, problem.dim_v, space.dv));
+}
+
+/// Calls body(batch) for the query heads of each batch of heads of K and V, and then after(batch).
+template <typename Body, typename After>
+void for_each_batch(const AttentionCall& call, const Space& space, const Body& body, const After& after) {
+  const std::int64_t in_line = heads_in_line(call);
+  const std::int64_t heads = call.problem.batch * call.problem.heads_kv;
+  for (std::int64_t line = 0; line < heads; line += in_line) {
+    for (std::int64_t first = line; first < line + in_line; first += space.heads) {
+      Batch batch{first, std::min(space.heads, line + in_line - first), 0};
+      for (; batch.query < call.group(); ++batch.query) body(batch);
+      after(batch);
+    }
+  }
+}
+
+template <typename Body>
+void for_each_chunk(const AttentionCall& call, const Space& space, const Body& body) {
+  for (std::int64_t first = 0; first < call.problem.length_q; first += space.rows) {
+    body(chunk_at(call, 0, 0, first, space.rows));  // all heads have the same keys: there are no key lengths
+  }
+}
+
+/// Rows of heads of a tensor, and their sums in f32.
+struct HeadSums {
+  const float* sums;  ///< [heads, stacked, pitch]
+  std::int64_t stacked, pitch;
+  Rows to;
+  std::int64_t first_head, step, heads_of_entry;  ///< of the tensor
+  std::int64_t heads, first, count, dims;
+  float factor;
+};
+
+/// Multiplies the sums by a factor and stores them.
+template <typename Unused = void>
+__global__ void __launch_bounds__(threads) finish_heads(const __grid_constant__ HeadSums of) {
+  const std::int64_t index = simt::thread_index();
+  const std::int64_t d = index % of.dims, row = index / of.dims % of.count, n = index / of.dims / of.count;
+  if (n >= of.heads) return;
+  const std::int64_t head = of.first_head + n * of.step;
+  auto* to =
+      reinterpret_cast<float*>(of.to.at(head / of.heads_of_entry, head % of.heads_of_entry, of.first + row));
+  to[d] = of.factor * of.sums[(n * of.stacked + row) * of.pitch + d];
+}
+
+void finish(const char* name, const HeadSums& of, const Context& context) {
+  if (!of.to.wanted) return;
+  launch<finish_heads<>>({.name = name,
+                          .blocks = (of.heads * of.count * of.dims + threads - 1) / threads,
+                          .threads = threads,
+                          .stream = static_cast<cudaStream_t>(context.stream)},
+                         of);
+}
+
+/// Finishes O or dQ of a chunk.
+void finish_queries(const char* name, const AttentionCall& call, const Space& space, const Rows& to,
+                    std::int64_t dim, double factor, const BatchRows& rows, const Context& context) {
+  finish(name,
+         {.sums = space.sums,
+          .stacked = rows.stacked,
+          .pitch = rounded_up(dim),
+          .to = to,
+          .first_head = rows.first_head,
+          .step = rows.group,
+          .heads_of_entry = call.problem.heads_q,
+          .heads = rows.heads,
+          .first = rows.first,
+          .count = rows.count,
+          .dims = dim,
+          .factor = static_cast<float>(factor)},
+         context);
+}
+
+/// Finishes dK or dV of a batch.
+void finish_keys(const char* name, const AttentionCall& call, const Space& space, const float* sums,
+                 const Rows& to, std::int64_t dim, double factor, const Batch& batch,
+                 const Context& context) {
+  finish(name,
+         {.sums = sums,
+          .stacked = space.key_rows,
+          .pitch = rounded_up(dim),
+          .to = to,
+          .first_head = batch.first,
+          .step = 1,
+          .heads_of_entry = call.problem.heads_kv,
+          .heads = batch.count,
+          .first = 0,
+          .count = call.problem.length_k,
+          .dims = dim,
+          .factor = static_cast<float>(factor)},
+         context);
+}
+
+void run(const Product& product, const Space& space, const Context& context) {
+  Context remaining = context;
+  remaining.workspace.data = static_cast<std::byte*>(context.workspace.data) + space.used;
+  remaining.workspace.bytes -= space.used;
+  gemm::run_split_items(product.call, product.items, remaining);
+}
+
+void clear(float* sums, std::int64_t count, const Context& context) {
+  check_cuda(cudaMemsetAsync(sums, 0, static_cast<std::size_t>(count) * sizeof(float),
+                             static_cast<cudaStream_t>(context.stream)),
+             "tilewise wide: clearing sums");
+}
+
+void chunk_forward(const AttentionCall& call, const Space& space, const Batch& batch, const Chunk& chunk,
+                   const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const Products products(call, space, batch, chunk);
+  const BatchRows rows = products.rows();
+  const bool any = chunk.width() > 0;  // whether any key is seen
+  if (any) run(products.scores(call.q, call.k, problem.dim_qk, space.s), space, context);
+  launch<softmax_rows<float, BatchRows>>(warp_each("tilewise wide P", rows.rows(), context), call, rows,
+                                         space.s, space.s, space.pitch);
+  if (any) {
+    run(products.of_rows(space.s, call.v, problem.dim_v), space, context);
+  } else {
+    clear(space.sums, batch.count * products.stacked() * space.pitch_v, context);
+  }
+  finish_queries("tilewise wide o", call, space, call.o, problem.dim_v, 1, rows, context);
+}
+
+void chunk_backward(const AttentionCall& call, const Space& space, const Batch& batch, const Chunk& chunk,
+                    const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const Products products(call, space, batch, chunk);
+  const BatchRows rows = products.rows();
+  const bool any = chunk.width() > 0;
+  if (any) {
+    run(products.scores(call.q, call.k, problem.dim_qk, space.s), space, context);
+    run(products.scores(call.d_o, call.v, problem.dim_v, space.dp), space, context);
+  }
+  BatchPairRows pairs{};
+  pairs.count = rows.rows();
+  pairs.keys = chunk.keys;
+  pairs.pitch = space.pitch;
+  pairs.qk = pairs.p = space.s;
+  pairs.dp = pairs.dqk = space.dp;
+  pairs.sink_terms = space.sink_terms;
+  pairs.row_sums = space.row_sums;
+  pairs.batch = rows;
+  pairs.length_q = problem.length_q;
+  launch<simt::differentiate_rows<warp, float, BatchPairRows>>(
+      warp_each("tilewise wide dS", rows.rows(), context), call, pairs);
+  if (any) {
+    for_each_gradient(call, space, products, [&](const Product& product) { run(product, space, context); });
+  } else {
+    clear(space.sums, batch.count * products.stacked() * space.pitch_qk, context);
+  }
+  finish_queries("tilewise wide dq", call, space, call.dq, problem.dim_qk, call.scale, rows, context);
+}
+
+/// The largest workspace of a product of the first batch, which no other batch exceeds.
+template <typename Each>
+std::size_t workspace_of(const AttentionCall& call, const Each& for_each_product) {
+  // A base that is aligned as the real one will be, at an address without memory: nothing reads it here.
+  const Space space(call, reinterpret_cast<void*>(std::uintptr_t{1} << 60));
+  const Batch batch{0, space.heads, 0};
+  std::size_t most = 0;
+  for_each_chunk(call, space, [&](const Chunk& chunk) {
+    if (chunk.width() == 0) return;
+    for_each_product(space, Products(call, space, batch, chunk), [&](const Product& product) {
+      most = std::max(most, gemm::split_items_workspace(product.call, product.items));
+    });
+  });
+  return space.used + most;
+}
+
+}  // namespace
+
+void batched_forward(const AttentionCall& call, const Context& context) {
+  const Space space(call, context.workspace.data);
+  for_each_batch(
+      call, space,
+      [&](const Batch& batch) {
+        for_each_chunk(call, space,
+                       [&](const Chunk& chunk) { chunk_forward(call, space, batch, chunk, context); });
+      },
+      [](const Batch&) {});
+}
+
+void batched_backward(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const Space space(call, context.workspace.data);
+  for_each_batch(
+      call, space,
+      [&](const Batch& batch) {
+        if (batch.query == 0) {
+          const std::int64_t lines = batch.count * space.key_rows;
+          if (call.dk.wanted) clear(space.dk, lines * space.pitch_qk, context);
+          if (call.dv.wanted) clear(space.dv, lines * space.pitch_v, context);
+        }
+        for_each_chunk(call, space,
+                       [&](const Chunk& chunk) { chunk_backward(call, space, batch, chunk, context); });
+      },
+      [&](const Batch& batch) {
+        finish_keys("tilewise wide dk", call, space, space.dk, call.dk, problem.dim_qk, call.scale, batch,
+                    context);
+        finish_keys("tilewise wide dv", call, space, space.dv, call.dv, problem.dim_v, 1, batch, context);
+      });
+  if (call.dsinks != nullptr) {
+    launch<simt::sum_sinks<warp>>(warp_each("tilewise wide dsinks", problem.heads_q, context), call,
+                                  space.sink_terms);
+  }
+}
+
+std::size_t batched_forward_workspace(const AttentionCall& call) {
+  return workspace_of(call, [&](const Space& space, const Products& products, const auto& visit) {
+    visit(products.scores(call.q, call.k, call.problem.dim_qk, space.s));
+    visit(products.of_rows(space.s, call.v, call.problem.dim_v));
+  });
+}
+
+std::size_t batched_backward_workspace(const AttentionCall& call) {
+  return workspace_of(call, [&](const Space& space, const Products& products, const auto& visit) {
+    visit(products.scores(call.q, call.k, call.problem.dim_qk, space.s));
+    visit(products.scores(call.d_o, call.v, call.problem.dim_v, space.dp));
+    for_each_gradient(call, space, products, visit);
+  });
+}
+
+}  // namespace tilewise::cuda::wide
