@@ -249,6 +249,19 @@ TEST(ValidateForward, SaysWhetherAMaskIsReadInRows) {
   EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 1}, {.step = 2})));
 }
 
+TEST(ValidateForward, SaysWhetherValuesRepeat) {
+  Scene scene = dense();
+  const auto repeated = [&] {
+    return checked_forward(scene.inputs, scene.options, scene.outputs, scene.context).problem.repeated_values;
+  };
+  EXPECT_FALSE(repeated());
+  scene.inputs.v.strides[2] = 0;
+  EXPECT_TRUE(repeated());
+  resize(scene, 2, 4, 2, 3, 1);
+  scene.inputs.v.strides[2] = 0;
+  EXPECT_FALSE(repeated());
+}
+
 TEST(ValidateForward, SaysWhetherAMaskIsOfF32) {
   Scene scene = dense();
   const auto of_f32 = [&](const Tensor& mask) {

@@ -151,6 +151,8 @@ TEST(Layer, bad_input_is_named_and_nothing_is_written) {
        [](LayerConfig& c, LayerWeights&, LayerInputs&) { c.heads_kv = 4; }},
       {"x: expected rank 3 [B, S, E] with E 48, got f32[2, 3, 47]",
        [](LayerConfig&, LayerWeights&, LayerInputs& i) { i.x.shape[2] = 47; }},
+      {"x: expected a row-major tensor, got other strides",
+       [](LayerConfig&, LayerWeights&, LayerInputs& i) { i.x.strides[0] += 48; }},
       {"weights.k: expected [out, in] = [48, 48], got f32[47, 48]",
        [](LayerConfig&, LayerWeights& w, LayerInputs&) { w.k.shape[0] = 47; }},
       {"weights.gate: expected [out, in] = [70, 48], got none",
@@ -278,6 +280,8 @@ TEST(LayerBackward, bad_input_is_named_and_nothing_is_written) {
   const Mistake mistakes[] = {
       {"d_out: expected the shape of x = [2, 3, 48], got none",
        [](LayerInputs&, LayerGradients& g) { g.d_out = {}; }},
+      {"d_out: expected a row-major tensor, got other strides",
+       [](LayerInputs&, LayerGradients& g) { g.d_out.strides[1] = 0; }},
       {"dx: expected f32, got bf16", [](LayerInputs&, LayerGradients& g) { g.dx.dtype = DType::bf16; }},
       {"k_cache: expected none in backward, got f32[2, 3, 48]",
        [](LayerInputs& i, LayerGradients&) { i.k_cache = i.x; }},

@@ -183,6 +183,8 @@ TEST(Norm, bad_input_is_named_and_nothing_is_written) {
   p.rstd = {};
   EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "rstd: expected the rstd of forward, got none");
   p = random_problem(random, 3, 4, DType::f32, Norm::rms);
+  p.y = {};
+  EXPECT_EQ(thrown<InvalidArgument>([&] { forward(p); }), "y: expected the shape of x, got none");
   p.dy = {};
   EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "dy: expected the shape of x, got none");
   p = random_problem(random, 3, 4, DType::f32, Norm::layer);
