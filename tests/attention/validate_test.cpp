@@ -150,11 +150,11 @@ const Refusal qkv[] = {
      "k", "fewer than 2^31 keys", "f32[0, 2, 2147483648, 4]"},
     {"TooManyHeads", dense,
      [](Scene& s) {
-       s.inputs.q = Tensor::of(static_cast<float*>(nullptr), {4, two31, 0, 4});
-       s.inputs.k = Tensor::of(static_cast<float*>(nullptr), {4, 1, 0, 4});
-       s.inputs.v = Tensor::of(static_cast<float*>(nullptr), {4, 1, 0, 6});
+       s.inputs.q = Tensor::of(static_cast<float*>(nullptr), {2, two31, 0, 4});
+       s.inputs.k = Tensor::of(static_cast<float*>(nullptr), {2, 1, 0, 4});
+       s.inputs.v = Tensor::of(static_cast<float*>(nullptr), {2, 1, 0, 6});
      },
-     "q", "fewer than 2^32 heads", "f32[4, 2147483648, 0, 4]"},
+     "q", "fewer than 2^32 heads", "f32[2, 2147483648, 0, 4]"},
 };
 INSTANTIATE_TEST_SUITE_P(QKV, Validate, testing::ValuesIn(qkv), name_of);
 

@@ -72,6 +72,13 @@ TEST(Layer, a_cache_works_without_a_rotary_embedding) {
   inputs.key_lengths = lengths.view();
   run(layer, inputs, out);
   EXPECT_LT(largest_difference(out, whole), 1e-5);
+
+  const Buffer mask(DType::boolean, {5, 5});
+  inputs.mask = mask.view();
+  const std::vector<std::byte> before = out.bytes();
+  EXPECT_EQ(thrown<InvalidArgument>([&] { run(layer, inputs, out); }),
+            "mask: expected none with a cache, got boolean[5, 5]");
+  EXPECT_EQ(before, out.bytes());
 }
 
 TEST(Layer, every_operation_is_explained) {
