@@ -479,6 +479,19 @@ def wrong_arguments(method: str) -> list[str]:
     return wrong
 
 
+def outside() -> list[str]:
+    """What the last rank, which a mesh and a group leave out, is told. The last call has a mesh of two."""
+    size = dist.get_world_size()
+    inside = list(range(size - 1))
+    layout = distributed.contiguous(2 * (size - 1), size - 1)
+    meshes = [DeviceMesh("cpu", inside), dist.new_group(inside)]
+    texts = [_error_of(lambda mesh=mesh: _small(mesh=mesh)) for mesh in meshes]
+    calls = (lambda mesh=mesh: distributed.unshard(torch.zeros(2), layout, 0, mesh) for mesh in meshes)
+    texts += [_error_of(call) for call in calls]
+    two = mesh_of(FACTORS[size])
+    return [*texts, _error_of(lambda: distributed.unshard(torch.zeros(2), layout, 0, two))]
+
+
 def broken_rank(name: str) -> str:
     """Of a rank that never calls, or whose kernel fails, the others hear after the time-out."""
     group = dist.new_group(timeout=timedelta(seconds=2))

@@ -9,6 +9,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import distributed_cases as cases
 import pytest
@@ -19,6 +20,7 @@ from ranks import Ranks
 from tilewise import distributed
 from tilewise.distributed import agreement, messages, pieces
 from tilewise.distributed.attention import METHODS
+from tilewise.distributed.heads import LEAST_ROWS
 from tilewise.distributed.pieces import Heads
 from tilewise.distributed.plan import Band, Plan, rows_of_ranks
 from tilewise.distributed.ring import add_parcel, pack, unpack
@@ -104,6 +106,15 @@ def test_wrong_use_is_one_error_on_every_rank(ranks: Ranks, name: str) -> None:
 def test_arguments_are_checked_as_by_attention_on_every_rank(ranks: Ranks, method: str) -> None:
     for wrong in ranks.run(cases.wrong_arguments, method):
         assert not wrong
+
+
+def test_a_rank_outside_of_a_mesh_is_told(ranks: Ranks) -> None:
+    *inside, last = ranks.run(cases.outside)
+    two = "InvalidArgument: mesh: expected 1 dimension, got 2"
+    assert all(texts == ["nothing was raised"] * 4 + [two] for texts in inside)
+    assert last == [
+        "InvalidArgument: mesh: expected a mesh that includes this rank, got one without it"
+    ] * 4 + [two]
 
 
 @pytest.mark.parametrize("name", ["silent", "_forward", "_backward"])
@@ -295,6 +306,32 @@ def test_parts_of_heads_have_each_of_them_once(heads: Heads) -> None:
         for part, (at, keys_at) in zip(parts, places, strict=True):
             assert here[at] == list(range(12))[part.at]
             assert keys[keys_at] == list(range(12))[part.keys]
+
+
+@pytest.mark.parametrize("method", ["ring", "gather", "ulysses"])
+def test_heads_of_many_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    heads: list[tuple[int, int]] = []
+
+    def watched(operator: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., Sequence[torch.Tensor]]:
+        def call(*arguments: Any, **options: Any) -> Sequence[torch.Tensor]:
+            query, key = arguments[-3:-1]
+            heads.append((query.shape[1], key.shape[1]))
+            return operator(*arguments, **options)
+
+        return call
+
+    for name in ("_forward", "_backward"):
+        monkeypatch.setattr(pieces, name, watched(getattr(pieces, name)))
+    rows = [torch.randn(2, n, 20, 4, requires_grad=True) for n in (6, 3, 3)]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for least, expected in ((2 * 6 * 20, [(6, 3)]), (2 * 2 * 20, [(2, 1)] * 3)):
+            monkeypatch.setitem(LEAST_ROWS, "cpu", least)
+            heads.clear()
+            distributed.attention(*rows, enable_gqa=True, method=method).sum().backward()
+            assert heads == expected * 2
+    finally:
+        dist.destroy_process_group()
 
 
 def _pairs(plan: Plan, causal: bool) -> int:

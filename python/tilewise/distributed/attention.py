@@ -7,9 +7,7 @@ from functools import lru_cache, wraps
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from tilewise._arguments import Alignment, Precision, Window, tf32_allowed
 from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, reject, translated
@@ -17,12 +15,11 @@ from tilewise._scalars import flag_of
 from tilewise._seeds import draw_seed
 from tilewise.distributed import checks
 from tilewise.distributed.agreement import Given, agree
-from tilewise.distributed.checks import Mesh
 from tilewise.distributed.function import Attention, Call
 from tilewise.distributed.gather import Gather
 from tilewise.distributed.heads import HeadExchange, parts_of, share_heads
 from tilewise.distributed.layout import Layout, documents, layout_of
-from tilewise.distributed.messages import Mailbox
+from tilewise.distributed.messages import Mailbox, Mesh, boxes_of
 from tilewise.distributed.pieces import Heads, Problem
 from tilewise.distributed.plan import INFINITE, Band, Plan, Rows, in_order, rows_of_ranks
 from tilewise.distributed.ring import Ring
@@ -196,7 +193,7 @@ def _attend(
 ) -> Any:
     """Attention of both kinds: `cumulative` says where packed sequences begin."""
     query, packed = rows[0], cumulative is not None
-    boxes = _boxes(checks.mesh_of(query, mesh))
+    boxes = boxes_of(checks.mesh_of(query, mesh))
     settings: dict[str, Any] = {}
     starts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
@@ -232,28 +229,6 @@ def _attend(
         out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     out, lse = checks.like_query(query, out), checks.like_query(query, lse)
     return (out, lse) if return_lse else out
-
-
-def _world() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None  # torch.distributed is initialised
-    return group
-
-
-def _boxes(mesh: Mesh) -> tuple[Mailbox, ...]:
-    """The mesh's dimensions: one, or for "hybrid" the ring's and the heads'."""
-    if not dist.is_initialized():
-        reject("mesh", "an initialised torch.distributed", "none: call init_process_group first")
-    if isinstance(mesh, DeviceMesh):
-        groups = [mesh.get_group(n) for n in range(mesh.ndim)]
-    elif mesh is None or isinstance(mesh, dist.ProcessGroup):
-        groups = [_world() if mesh is None else mesh]
-    else:
-        reject("mesh", "a DeviceMesh, a process group or None", type(mesh).__name__)
-    boxes = tuple(Mailbox(group) for group in groups)
-    if any(box.rank < 0 for box in boxes):
-        reject("mesh", "a mesh that includes this rank", "one without it")
-    return boxes
 
 
 def _check_method(method: str, dimensions: int) -> None:

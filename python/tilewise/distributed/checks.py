@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from tilewise._arguments import check_tensors, is_strict, window_of
 from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, check_dense, reject, translated
 from tilewise._scalars import flag_of, number_of, scale_of, text_of, whole_of
 from tilewise._triton import NAMES as KERNELS
-
-Mesh = DeviceMesh | dist.ProcessGroup | None
+from tilewise.distributed.messages import Mesh
 
 _check_attention = torch.ops.tilewise.check_attention.default
 

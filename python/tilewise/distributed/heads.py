@@ -36,7 +36,8 @@ def parts_of(heads: Heads, rows: int, device: torch.device) -> tuple[Heads, ...]
 
     All ranks of a ring have the same parts; `rows` is how many queries of each head a rank has on average.
     """
-    return tuple(heads.parts(min(MOST_PARTS, heads.count * rows // LEAST_ROWS[device.type])))
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    return tuple(heads.parts(min(MOST_PARTS, heads.count * rows // LEAST_ROWS[kind])))
 
 
 class HeadExchange:

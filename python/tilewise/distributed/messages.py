@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from tilewise._errors import DeviceError
+from tilewise._errors import DeviceError, reject
+
+Mesh = DeviceMesh | dist.ProcessGroup | None
 
 
 class Pending:
@@ -69,6 +72,23 @@ class Mailbox:
         with naming_failures():
             works = dist.batch_isend_irecv(operations) if operations else []
         return Pending(works, list(sent.values()), coming)
+
+
+def boxes_of(mesh: Mesh) -> tuple[Mailbox, ...]:
+    """One for each dimension of a mesh; a process group has one dimension, and None is all ranks."""
+    if not dist.is_initialized():
+        reject("mesh", "an initialised torch.distributed", "none: call init_process_group first")
+    if isinstance(mesh, DeviceMesh):
+        left_out = mesh.get_coordinate() is None  # then it has no groups
+        groups = [] if left_out else [mesh.get_group(n) for n in range(mesh.ndim)]
+    elif mesh is None or isinstance(mesh, dist.ProcessGroup) or mesh == dist.GroupMember.NON_GROUP_MEMBER:
+        groups = [cast(dist.ProcessGroup, dist.group.WORLD if mesh is None else mesh)]
+    else:
+        reject("mesh", "a DeviceMesh, a process group or None", type(mesh).__name__)
+    boxes = tuple(Mailbox(group) for group in groups)
+    if not boxes or any(box.rank < 0 for box in boxes):
+        reject("mesh", "a mesh that includes this rank", "one without it")
+    return boxes
 
 
 @contextmanager

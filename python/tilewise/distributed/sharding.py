@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from tilewise._errors import reject
 from tilewise.distributed.layout import Layout
-from tilewise.distributed.messages import Mailbox
+from tilewise.distributed.messages import Mesh, boxes_of
 
 
 def shard(whole: Tensor, layout: Layout, rank: int, dim: int) -> Tensor:
@@ -26,12 +24,12 @@ def shard(whole: Tensor, layout: Layout, rank: int, dim: int) -> Tensor:
     return whole.index_select(dim, layout.positions(rank).to(whole.device))
 
 
-def unshard(
-    local: Tensor, layout: Layout, dim: int, mesh: DeviceMesh | dist.ProcessGroup | None = None
-) -> Tensor:
+def unshard(local: Tensor, layout: Layout, dim: int, mesh: Mesh = None) -> Tensor:
     """The whole tensor, on every rank, in the order of the sequence. No gradient is recorded."""
-    group = mesh.get_group() if isinstance(mesh, DeviceMesh) else dist.group.WORLD if mesh is None else mesh
-    box = Mailbox(group)
+    boxes = boxes_of(mesh)
+    if len(boxes) != 1:
+        reject("mesh", "1 dimension", len(boxes))
+    box = boxes[0]
     if len(layout.ranks) != box.size:
         reject("layout", f"a layout for the mesh's {box.size} ranks", f"one for {len(layout.ranks)}")
     local = local.detach().movedim(dim, 0).contiguous()
