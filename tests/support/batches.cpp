@@ -245,4 +245,41 @@ std::vector<SequenceBits> run_batch(const Batch& batch, const Kind& kind, const 
   return bits;
 }
 
+Kind random_kind(Random& rng) {
+  Kind kind{.dtype = rng.pick({DType::f32, DType::f16, DType::bf16}),
+            .heads_kv = rng.between(1, 3),
+            .dim_qk = rng.pick<std::int64_t>({5, 16, 64, 130}),
+            .dim_v = rng.pick<std::int64_t>({3, 16, 64, 130}),
+            .alibi = rng.chance(0.2),
+            .sinks = rng.chance(0.3)};
+  kind.heads_q = kind.heads_kv * rng.between(1, 4);
+  kind.options.causal = rng.chance(0.5);
+  kind.options.alignment = rng.pick({Alignment::top_left, Alignment::bottom_right});
+  if (rng.chance(0.3)) kind.options.window = {rng.between(0, 90), rng.between(0, 9)};
+  if (rng.chance(0.2)) kind.options.softcap = 3;
+  kind.options.batch_invariant = true;
+  return kind;
+}
+
+std::int64_t random_length(Random& rng) {
+  return rng.pick<std::int64_t>({1, 2, 7, 48, 50, 129, 300, rng.between(1, 200)});
+}
+
+Batch among_others(Random& rng, Form form, const SequenceOf& one, std::size_t& place) {
+  Batch batch{.form = form};
+  const std::int64_t others = rng.pick<std::int64_t>({1, 2, 5, 9});
+  place = static_cast<std::size_t>(rng.between(0, others));
+  for (std::int64_t n = 0; n <= others; ++n) {
+    const bool own = n == static_cast<std::int64_t>(place);
+    const bool any_q = form == Form::packed, any_k = form != Form::dense;
+    batch.sequences.push_back(own ? one
+                                  : SequenceOf{.seed = rng.noise_bits() % 1000 + 1000,
+                                               .length_q = any_q ? random_length(rng) : one.length_q,
+                                               .length_k = any_k ? random_length(rng) : one.length_k});
+  }
+  if (rng.chance(0.5)) batch.capacity = 700;
+  batch.page = rng.pick<std::int64_t>({1, 16, 33});
+  return batch;
+}
+
 }  // namespace tilewise::test

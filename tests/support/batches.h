@@ -64,4 +64,11 @@ struct Place {
 /// Computes a batch and returns what each of its sequences got.
 std::vector<SequenceBits> run_batch(const Batch& batch, const Kind& kind, const Place& place);
 
+/// A random kind that asks for `batch_invariant`, and a length; several are at the limits of tiles.
+Kind random_kind(Random& rng);
+std::int64_t random_length(Random& rng);
+
+/// `one` at a random place among random others, of any length where the form allows it.
+Batch among_others(Random& rng, Form form, const SequenceOf& one, std::size_t& place);
+
 }  // namespace tilewise::test

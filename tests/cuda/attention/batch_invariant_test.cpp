@@ -155,6 +155,36 @@ TEST_P(BatchInvariantOnCuda, ASequenceHasTheSameBitsInEveryBatch) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, BatchInvariantOnCuda, testing::ValuesIn(cases()), case_name);
 
+// Random kinds of calls, by the kernels that "auto" chooses.
+void expect_same_in_random_batches(std::uint64_t seed) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Random rng(seed);
+  Kind kind = random_kind(rng);
+  const SequenceOf one{.seed = seed, .length_q = random_length(rng), .length_k = random_length(rng)};
+  const Form form = rng.pick({Form::dense, Form::cache, Form::paged, Form::packed});
+  SCOPED_TRACE(to_string(form));
+  if (form == Form::dense) kind.mask = rng.chance(0.3);
+  std::size_t place;
+  const Batch batch = among_others(rng, form, one, place);
+  const SequenceBits alone =
+      run_batch({.form = form, .sequences = {one}, .page = batch.page}, kind, cuda_place)[0];
+  EXPECT_EQ(run_batch(batch, kind, cuda_place)[place].difference(alone), "")
+      << batch.sequences.size() << " sequences, at " << place;
+  if (form != Form::packed) return;
+  EXPECT_EQ(run_batch({.sequences = {one}}, kind, cuda_place)[0].difference(alone), "") << "dense";
+}
+
+using BatchInvariantRandom = CudaTest;
+
+TEST_F(BatchInvariantRandom, ASequenceHasTheSameBitsAloneAndAmongOthers) {
+#ifdef TILEWISE_EMULATOR
+  constexpr std::uint64_t count = 12;
+#else
+  constexpr std::uint64_t count = 400;
+#endif
+  for (std::uint64_t seed = 1; seed <= count; ++seed) expect_same_in_random_batches(seed);
+}
+
 // The choice itself: kernel, row of its tuning table, packed heads and splits.
 
 struct CallSizes {
