@@ -255,6 +255,7 @@ Chosen choose(Form form, DType dtype, const CallSizes& n, bool batch_invariant, 
 }
 
 using BatchInvariantChoice = CudaTest;
+using BatchInvariantChoiceOn80 = CudaKernelFixture<80>;  // older GPUs have `fused` alone
 
 TEST_F(BatchInvariantChoice, IsThatOfOneSequence) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -284,11 +285,11 @@ TEST_F(BatchInvariantChoice, IsThatOfAnyLengthsWherePacked) {
 }
 
 // Or the tests of bits would say nothing of splits.
-TEST_F(BatchInvariantChoice, SplitsTheKeysOfCaches) {
+TEST_F(BatchInvariantChoiceOn80, SplitsTheKeysOfCaches) {
   EXPECT_GT(choose(Form::paged, DType::bf16, {30, 1, 4096}, true).bytes_per_row, 0);
   EXPECT_GT(choose(Form::cache, DType::bf16, {30, 1, 4096}, true).bytes_per_row, 0);
   const Chosen many = choose(Form::cache, DType::bf16, {30, 40, 4096}, true);
-  EXPECT_TRUE(many.configuration.splits > 1 || many.bytes_per_row > 0) << many.kernel;
+  EXPECT_TRUE(many.kernel != "wgmma" || many.configuration.splits > 1);
 }
 
 TEST_F(BatchInvariantChoice, IsExplained) {
@@ -298,12 +299,12 @@ TEST_F(BatchInvariantChoice, IsExplained) {
   EXPECT_NE(text.find("chosen, batch_invariant: as for forward bf16 dense B64"), std::string::npos) << text;
 }
 
-TEST_F(BatchInvariantChoice, IsNotThatOfACallWithoutIt) {
+TEST_F(BatchInvariantChoiceOn80, IsNotThatOfACallWithoutIt) {
   const Chosen one = choose(Form::paged, DType::bf16, {1, 1, 8192}, false);
   EXPECT_FALSE(choose(Form::paged, DType::bf16, {64, 1, 8192}, false) == one);
 }
 
-TEST_F(BatchInvariantChoice, IsRefusedByKernelsThatDependOnTheBatch) {
+TEST_F(BatchInvariantChoiceOn80, IsRefusedByKernelsThatDependOnTheBatch) {
   for (const auto& [kernel, dtype] : {std::pair("wide", DType::bf16), std::pair("mma", DType::f32),
                                       std::pair("tiled", DType::f32), std::pair("naive", DType::f32)}) {
     RandomProblem problem = dense_problem(1, dtype, {.sq = 600, .sk = 600, .d = 320, .dv = 320});
