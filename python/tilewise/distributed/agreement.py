@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tilewise._errors import InvalidArgument, Unsupported, reject
-from tilewise.distributed.messages import Mailbox, naming_failures
+from tilewise.distributed.messages import Mailbox
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -
     everyone: list[Any] = [own]
     for box in reversed(boxes):
         lists: list[Any] = [None] * box.size
-        with naming_failures():
+        with box.naming_failures():
             dist.all_gather_object(lists, everyone, group=box.group)
         everyone = [given for found in lists for given in found]
     if failure is not None and all(given == own for given in everyone):

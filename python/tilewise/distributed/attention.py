@@ -221,6 +221,7 @@ def _attend(
     call = _call(rows, boxes, method, of_rows, starts, settings, everyone[0].seed, packed)
     call.mask_of_rows, call.with_lse = _mask_of_rows(everyone), bool(return_lse)
     local = (checks.local_per_head(x, query) for x in of_heads.values())
+    call.boxes = boxes
     try:
         out, lse = Attention.apply(*rows, mask, *local, call)
     except RuntimeError as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tilewise._errors import Unsupported
 from tilewise.distributed.gather import Gather
 from tilewise.distributed.heads import HeadExchange
+from tilewise.distributed.messages import Mailbox
 from tilewise.distributed.pieces import Heads, Inputs, Problem, Sums
 from tilewise.distributed.ring import Ring
 
@@ -31,6 +32,7 @@ class Call:
     heads: tuple[Heads, ...] = ()  # of each rank, where they are exchanged
     mask_of_rows: bool = True  # a row for each query, not one for all
     with_lse: bool = True  # which may have a gradient
+    boxes: tuple[Mailbox, ...] = ()
 
     def _spread(self, x: Tensor) -> Tensor:
         return x if self.exchange is None else self.exchange.spread(x, [h.at for h in self.heads])
@@ -156,13 +158,25 @@ def _naming_device(rows: Tensor) -> Iterator[None]:
         raise Unsupported(f"on {rows.device} no kernel takes a piece of this attention: {reason}") from None
 
 
+@contextmanager
+def _telling(boxes: Sequence[Mailbox]) -> Iterator[None]:
+    """Tells other ranks of an exception, for which they would wait."""
+    try:
+        yield
+    except Exception as error:
+        for box in boxes:
+            box.leave_word(error)
+        raise
+
+
 class Attention(torch.autograd.Function):
     """out and lse of query, key, value, mask, slopes, sinks and logit_scale, by the call that comes last."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *tensors, call = arguments
-        out, lse, saved = call.forward(*tensors)
+        with _telling(call.boxes):
+            out, lse, saved = call.forward(*tensors)
         ctx.set_materialize_grads(False)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(*tensors, *saved)
@@ -174,9 +188,10 @@ class Attention(torch.autograd.Function):
         q, k, v, mask, _, sinks, logit_scale, *saved = ctx.saved_tensors
         if grad_out is None:
             grad_out = q.new_zeros((*q.shape[:3], v.shape[3]))
-        found = ctx.call.backward(
-            tuple(saved), mask, (q.shape[1], k.shape[1]), grad_out, grad_lse, ctx.needs_input_grad[3]
-        )
+        with _telling(ctx.call.boxes):
+            found = ctx.call.backward(
+                tuple(saved), mask, (q.shape[1], k.shape[1]), grad_out, grad_lse, ctx.needs_input_grad[3]
+            )
         dq, dk, dv, dmask, dsinks, dlogit = (
             None if x is None else x.to(like.dtype)
             for x, like in zip(found, (q, k, v, mask, sinks, logit_scale), strict=True)

@@ -6,9 +6,9 @@ Sizes are known to both sides from the plan, so that none is sent, and an empty 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -23,36 +23,43 @@ Mesh = DeviceMesh | dist.ProcessGroup | None
 class Pending:
     """Messages under way. What is sent is kept until it has left."""
 
-    def __init__(self, works: Sequence[Any], sent: Sequence[Tensor], received: dict[int, Tensor]) -> None:
-        self._works, self._sent, self._received = list(works), list(sent), received
+    def __init__(
+        self, box: Mailbox, works: Sequence[Any], sent: Sequence[Tensor], received: dict[int, Tensor]
+    ) -> None:
+        self._box, self._works, self._sent, self._received = box, list(works), list(sent), received
 
     def wait(self) -> dict[int, Tensor]:
         """What came, by its sender, which is the caller's from then on. On CUDA the current stream waits, not
         the host."""
         for work in self._works:
-            with naming_failures():
+            with self._box.naming_failures():
                 work.wait()
         received, self._works, self._sent, self._received = self._received, [], [], {}
         return received
 
 
 _connected: WeakSet[dist.ProcessGroup] = WeakSet()  # groups whose ranks have met
+_calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # of each group
 
 
 class Mailbox:
-    """One rank's place in a group."""
+    """One rank's place in a group, for one call."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         """Without a group a rank is alone."""
         self.group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        self._word = ""
+        if group is not None and self.rank >= 0:
+            _calls[group] = _calls.get(group, 0) + 1
+            self._word = f"tilewise/{group.group_name}/{_calls[group]}"
 
     def connect(self, device: torch.device) -> None:
         """Makes all ranks meet before two of them have messages, without which NCCL would wait for ever."""
         if self.group is None or device.type != "cuda" or self.group in _connected:
             return
-        with naming_failures():
+        with self.naming_failures():
             dist.all_reduce(torch.zeros(1, device=device), group=self.group)
         _connected.add(self.group)
 
@@ -69,9 +76,29 @@ class Mailbox:
         }
         operations = [dist.P2POp(dist.isend, x, group=self.group, group_peer=to) for to, x in sent.items()]
         operations += [dist.P2POp(dist.irecv, x, group=self.group, group_peer=of) for of, x in coming.items()]
-        with naming_failures():
+        with self.naming_failures():
             works = dist.batch_isend_irecv(operations) if operations else []
-        return Pending(works, list(sent.values()), coming)
+        return Pending(self, works, list(sent.values()), coming)
+
+    def leave_word(self, error: Exception) -> None:
+        """For the ranks that wait for this one, and will find it when they do no longer. The first counts."""
+        with suppress(Exception):  # the store may be gone
+            store = dist.distributed_c10d._get_default_store()
+            if self._word and not store.check([self._word]):
+                store.set(self._word, f"rank {self.rank} raised {type(error).__name__}: {error}")
+
+    @contextmanager
+    def naming_failures(self) -> Iterator[None]:
+        """Says of a failed message what another rank raised, or what most likely happened to it."""
+        try:
+            yield
+        except RuntimeError as error:
+            cause = "another rank raised, ended or took longer than the process group's time-out"
+            with suppress(Exception):
+                store = dist.distributed_c10d._get_default_store()
+                if self._word and store.check([self._word]):
+                    cause = store.get(self._word).decode()
+            raise DeviceError(f"a message between ranks failed: {cause} ({error})") from error
 
 
 def boxes_of(mesh: Mesh) -> tuple[Mailbox, ...]:
@@ -89,15 +116,3 @@ def boxes_of(mesh: Mesh) -> tuple[Mailbox, ...]:
     if not boxes or any(box.rank < 0 for box in boxes):
         reject("mesh", "a mesh that includes this rank", "one without it")
     return boxes
-
-
-@contextmanager
-def naming_failures() -> Iterator[None]:
-    """Says of a failed message what most likely happened, with torch's own words."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise DeviceError(
-            "a message between ranks failed: another rank raised, ended or took longer than the process "
-            f"group's time-out ({error})"
-        ) from error
