@@ -240,6 +240,7 @@ TEST(ValidateForward, SaysWhetherAMaskIsReadInRows) {
   };
   EXPECT_TRUE(in_rows({}));
   EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 16})));
+  EXPECT_TRUE(in_rows(scene.make(DType::f32, {})));
   EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 1}, {.step = 2})));
   EXPECT_TRUE(in_rows(scene.make(DType::f32, {3, 16}, {.expanded = {1}})));
   EXPECT_FALSE(in_rows(scene.make(DType::f32, {3, 16}, {.step = 2})));
