@@ -178,7 +178,7 @@ using BatchInvariantRandom = CudaTest;
 
 TEST_F(BatchInvariantRandom, ASequenceHasTheSameBitsAloneAndAmongOthers) {
 #ifdef TILEWISE_EMULATOR
-  constexpr std::uint64_t count = 12;
+  constexpr std::uint64_t count = 8;
 #else
   constexpr std::uint64_t count = 400;
 #endif
