@@ -95,7 +95,7 @@ UNITS["attention wide"] = (
     "cuda/attention/wide/wide.cu",
     *(unit for name in UNITS if name.startswith("gemm") for unit in UNITS[name]),
 )
-UNITS["attention wide_batched"] = ("cuda/attention/wide/batched.cu", *UNITS["gemm split"])
+UNITS["attention wide_batched"] = ("cuda/attention/sm90/wide/batched.cu", *UNITS["gemm split"])
 
 Sources = dict[str, bytes]  # what each file has, by its name
 

@@ -42,7 +42,7 @@ def opcheck_samples() -> dict[str, tuple[Any, ...]]:
             q, k, v, None, 0.0, False, None, True, None, False, None, None, 0.0, *none, None, None, 0, 0,
             mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles, 4, 4,
         ),
-        "logit scale": (q, k, v, *_binding.DEFAULTS[3:-1], leaf(2)),
+        "logit scale": (q, k, v, *_binding.DEFAULTS[3:-2], leaf(2)),
     }  # fmt: skip
 
 

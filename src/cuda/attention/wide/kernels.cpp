@@ -2,7 +2,7 @@
 
 #include "attention/kernel.h"
 #include "core/reasons.h"
-#include "cuda/attention/wide/batched.h"
+#include "cuda/attention/sm90/wide/batched.h"
 #include "cuda/attention/wide/wide.h"
 #include "cuda/runtime/device.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/attention/wide/batched.h"
+#include "cuda/attention/sm90/wide/batched.h"
 
 #include "core/arena.h"
 #include "cuda/attention/wide/rows.cuh"
