@@ -82,11 +82,11 @@ inline AttentionGradients backward_arguments(const RandomProblem& problem, const
 }
 
 /// The kernels of the library that may run on CUDA devices, as parameters of tests. `widened` is for strict
-/// precision, other names of wgmma's are on trial: they have tests of their own.
+/// precision, other names of wgmma's and of wide's are on trial: they have tests of their own.
 inline std::vector<std::string> cuda_kernels() {
   std::vector<std::string> names;
   for (const std::string_view name : attention_kernels()) {
-    const bool apart = name == "widened" || name.starts_with("wgmma_");
+    const bool apart = name == "widened" || name.starts_with("wgmma_") || name.starts_with("wide_");
     if (name != "simd" && name != "reference" && !apart) names.emplace_back(name);
   }
   return names;

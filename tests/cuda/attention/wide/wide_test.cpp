@@ -1,7 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "cuda/attention/device_problem.h"
 #include "property/check.h"
@@ -81,6 +86,86 @@ TEST_F(Wide, LeavesSmallHeadsToOthers) {
   RandomProblem problem = featured_problem(741, DType::f32, usual);
   EXPECT_EQ(reason_against(problem, "wide", Pass::forward), "");
   EXPECT_NE(reason_against(problem, "wide", Pass::backward), "");
+}
+
+// `wide_batched`, which is on trial: several heads in one product.
+class WideBatched : public CudaKernelFixture<90> {
+ protected:
+  void SetUp() override {
+    CudaKernelFixture<90>::SetUp();
+    const std::vector<std::string_view> names = attention_kernels();
+    if (std::ranges::find(names, "wide_batched") == names.end())
+      GTEST_SKIP() << "built without trial kernels";
+    setenv("TILEWISE_TRIAL", "1", 1);
+  }
+  void TearDown() override { unsetenv("TILEWISE_TRIAL"); }
+
+  static constexpr Sizes heads{.b = 2, .hq = 4, .hkv = 2, .sq = 130, .sk = 150, .d = 256, .dv = 264};
+
+  static void expect_within_contract(const RandomProblem& problem) {
+    SCOPED_TRACE(to_string(problem));
+    ASSERT_EQ(reason_against(problem, "wide_batched"), "");
+    const Checker checker(problem, all_cores());
+    const Subject subject{.kernel = "wide_batched",
+                          .device = first_device,
+                          .forward = run_forward_on_cuda,
+                          .backward = run_backward_on_cuda};
+    for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
+  }
+  static std::vector<double> output(const RandomProblem& problem) {
+    const OutputBuffers outputs = make_outputs(problem);
+    AttentionOptions options = problem.options;
+    options.kernel = "wide_batched";
+    run_forward_on_cuda(problem.inputs(), options, outputs.view(), {.device = first_device});
+    return outputs.o.values();
+  }
+};
+
+// Numbers of K and Q that f16 parts cannot hold: where one is large, the other is small.
+TEST_F(WideBatched, IsExactWhereNumbersDifferInSize) {
+  RandomProblem problem = dense_problem(750, DType::f32, heads);
+  const auto shrink = [](Buffer& buffer, std::size_t dim, bool first_half) {
+    std::vector<double> values = buffer.values();
+    for (std::size_t n = 0; n < values.size(); ++n) {
+      if ((n % dim < dim / 2) == first_half) values[n] *= 1e-7;
+    }
+    buffer.set_values(values);
+  };
+  shrink(problem.q, heads.d, true);
+  shrink(problem.k, heads.d, false);
+  problem.options.scale = 1e5f;
+  expect_within_contract(problem);
+}
+
+// Rows of entries lie between those of others, so that no stride leads from one entry's heads to the next's.
+TEST_F(WideBatched, TakesEntriesThatLieApart) {
+  RandomProblem problem = dense_problem(751, DType::f32, heads);
+  for (Buffer* buffer : {&problem.q, &problem.k, &problem.v, &problem.d_o}) {
+    const std::vector<double> values = buffer->values();
+    *buffer = Buffer(DType::f32, buffer->shape(), {.order = {0, 2, 1, 3}});
+    buffer->set_values(values);
+  }
+  expect_within_contract(problem);
+}
+
+TEST_F(WideBatched, KeepsAnInfinityInItsHead) {
+  RandomProblem problem = dense_problem(752, DType::f32, heads);
+  const std::vector<double> before = output(problem);
+  std::vector<double> v = problem.v.values();
+  constexpr std::int64_t head = 2, key = 77, dim = 5;  // of the heads of all entries
+  v[static_cast<std::size_t>((head * heads.sk + key) * heads.dv + dim)] = HUGE_VAL;
+  problem.v.set_values(v);
+  const std::vector<double> after = output(problem);
+  ASSERT_EQ(after.size(), before.size());
+  for (std::size_t n = 0; n < after.size(); ++n) {
+    const auto at = static_cast<std::int64_t>(n);
+    const bool own = at / (heads.dv * heads.sq) / (heads.hq / heads.hkv) == head;
+    if (own && at % heads.dv == dim) {
+      ASSERT_EQ(after[n], HUGE_VAL) << n;
+    } else {
+      ASSERT_NEAR(after[n], before[n], own ? 1e-5 : 0.0) << n;
+    }
+  }
 }
 
 }  // namespace

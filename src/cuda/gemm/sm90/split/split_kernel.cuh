@@ -330,7 +330,8 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
       } else {
         consumer.template multiply<__nv_bfloat16>(stages * c.bf16_terms());
       }
-      if (marked == 0) writer.finish(consumer.totals);  // else simt computes the tile
+      if (marked == 0)
+        writer.finish(consumer.totals);  // else a kernel without tensor cores computes the tile
     });
     writer.end();
   }
