@@ -7,10 +7,18 @@ import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_programs import SLEEPING, Outcome, run, show_failure
+
+HOPPER = range(90, 91)
+# The compute capabilities that have code of a kernel, where these are not all.
+CAPABILITIES = {
+    "mma": range(80, 1000),
+    "widened": range(80, 1000),
+    **dict.fromkeys(("wgmma", "wgmma_lagged", "wgmma_persistent", "wgmma_halves", "wide_batched"), HOPPER),
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,24 @@ class Domain:
 
     def problems(self, count: int) -> int:
         return max(1, round(self.share * count))
+
+    def kernels(self) -> list[str]:
+        """The kernels that are named; none where all are meant."""
+        named = [argument for argument in self.arguments if argument.startswith("--kernel=")]
+        return named[0].partition("=")[2].split(",") if named else []
+
+    def on(self, capability: int) -> Domain | None:
+        """The same for the kernels that this compute capability has; nothing where it has none of them.
+        tilewise_property fails where the kernels that were named take no problem."""
+        if not self.kernels():
+            return self
+        there = [name for name in self.kernels() if capability in CAPABILITIES.get(name, (capability,))]
+        narrowed = f"--kernel={','.join(there)}"
+        arguments = (narrowed if word.startswith("--kernel=") else word for word in self.arguments)
+        return replace(self, arguments=tuple(arguments)) if there else None
+
+    def reason_against(self, capability: int) -> str:
+        return f"{', '.join(self.kernels())}: not for compute capability {capability / 10}"
 
 
 # Of random problems, wgmma and the backwards of wgmma and mma take few, and few reach the plain kernels: they

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,21 @@ def fingerprint() -> str:
 def build() -> dict[str, Any]:
     """What the tree was built from and for."""
     return json.loads((STAGE / "BUILD.json").read_text())
+
+
+def capability(gpu: Gpu) -> int:
+    """What the library takes this GPU for: 80 for 8.0. It is less than the GPU's own compute capability where
+    the build has code of older ones alone, as in src/cuda/runtime/device.cpp."""
+    own = int(gpu.compute_capability.replace(".", ""))
+    code = max(
+        (
+            int(number)
+            for number, kind in re.findall(r"(\d+)(-real|-virtual)?", build()["architectures"])
+            if int(number) <= own and (kind != "-real" or int(number) // 10 == own // 10)
+        ),
+        default=own,
+    )
+    return own if code >= 90 else code
 
 
 def environment(gpu: Gpu | None, of_tests: bool = False) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from gpu_programs import Outcome, Suites, run, show_failure, skipped
 LATE = 300  # seconds that the last round may take beyond its end
 
 
-def soak_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
+def soak_suites(options: argparse.Namespace, no_gpu: str, capability: int) -> Suites:
+    """A soak draws from what every GPU can do, whatever its compute capability."""
     call = partial(skipped, "soak", no_gpu) if no_gpu else partial(soak_test, options.soak, options.seed)
     yield "soak", call
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ LARGE = "*CudaLarge*"  # tests of tens of gigabytes
 TOLD_APART = (75, 80, 90)  # compute capabilities that have code of their own
 
 
-def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
+def test_suites(options: argparse.Namespace, no_gpu: str, capability: int) -> Suites:
     for program in UNIT_TESTS:
         yield program, partial(unit_test, program, options.timeout)
     yield (
@@ -33,12 +32,13 @@ def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
         partial(sharded_test, "cuda_test", options.jobs, LARGE, options.quick, options.timeout),
     )
     for suite, domain in DOMAINS.items():
-        if no_gpu:
-            yield suite, partial(skipped, suite, no_gpu)
+        there = domain.on(capability)
+        if no_gpu or not there:
+            yield suite, partial(skipped, suite, no_gpu or domain.reason_against(capability))
         else:
             problems = options.count if options.quick else domain.problems(options.count)
             settings = problems, options.seed, options.jobs, options.timeout
-            yield suite, partial(property_test, suite, domain, *settings)
+            yield suite, partial(property_test, suite, there, *settings)
     if reason := no_gpu or no_package():
         yield "python", partial(skipped, "python", reason)
     else:
@@ -94,10 +94,9 @@ def record_name(options: argparse.Namespace, gpu: Gpu | None) -> str:
     name = "soak" if options.soak else "sanitizers" if options.sanitize else "tests"
     if gpu:
         own = int(gpu.compute_capability.replace(".", ""))
-        built = [int(number) for number in re.findall(r"\d+", gpu_record.build()["architectures"])]
-        newest = max((number for number in built if number <= own), default=own)
-        if newest < max((number for number in TOLD_APART if number <= own), default=own):
-            name += f"-sm{newest}"
+        taken_for = gpu_record.capability(gpu)
+        if taken_for < max((number for number in TOLD_APART if number <= own), default=own):
+            name += f"-sm{taken_for}"
     return f"{name}.jsonl"
 
 
@@ -135,7 +134,7 @@ def main() -> int:
     # A record is of a GPU. Without one, only who asks for it gets it.
     folder = options.out or (Path("results") if gpu else None)
     kind = soak_suites if options.soak else sanitizer_suites if options.sanitize else test_suites
-    suites = dict(kind(options, no_gpu))
+    suites = dict(kind(options, no_gpu, gpu_record.capability(gpu) if gpu else 0))
     chosen = {
         suite: call
         for suite, call in suites.items()

@@ -111,15 +111,19 @@ def test_named_tests_that_are_all_skipped_are_missed(scripts: SimpleNamespace) -
 <testcase name="Is/1" classname="P/B"/>
 <testcase name="Is/wgmma" classname="P/C"><skipped message="c.cpp:1&#x0A;too small&#x0A;"/></testcase>
 <testcase name="Is" classname="D"><skipped message="d.cpp:1&#x0A;needs compute capability 9.0"/></testcase>
+<testcase name="Is" classname="F"><skipped message="f.cpp:1&#x0A;no Hopper GPU"/></testcase>
+<testcase name="Is" classname="G"><skipped message="g.cpp:1&#x0A;has no code for sm_90a"/></testcase>
 </testsuite></testsuites>"""
     )
-    patterns = ["A.*", "P/B.Is*", "P/B.Is/0", "P/C.Is/wgmma", "D.Is", "E.IsNotThere"]
+    patterns = ["A.*", "P/B.Is*", "P/B.Is/0", "P/C.Is/wgmma", "D.Is", "E.IsNotThere", "F.Is", "G.Is"]
     tests = scripts.gpu_sanitizers.NamedTests.of(patterns, report.iter("testcase"))
     assert tests.ran == 2
     assert tests.skipped == {
         "P/B.Is/0": "too small",
         "P/C.Is/wgmma": "too small",
         "D.Is": "needs compute capability 9.0",
+        "F.Is": "no Hopper GPU",
+        "G.Is": "has no code for sm_90a",
     }
     assert tests.missed == ["P/B.Is/0", "P/C.Is/wgmma", "E.IsNotThere"]
 
@@ -195,6 +199,96 @@ def test_a_build_for_older_gpus_has_a_record_of_its_own(
     assert scripts.gpu_test.record_name(options, None) == "tests.jsonl"
 
 
+@pytest.mark.parametrize(
+    ("architectures", "own", "taken_for"),
+    [
+        ("75-virtual;80-real;90-real;90-virtual", "9.0", 90),
+        ("75-virtual;80-real;90-real;90-virtual", "8.9", 80),
+        ("75-virtual;80-real;90-real;90-virtual", "12.0", 120),
+        ("75-virtual;80-real", "9.0", 75),  # machine code of another generation does not run
+        ("75;80-real", "9.0", 75),
+        ("75-virtual", "7.5", 75),
+        ("80-virtual", "9.0", 80),
+        ("90-real", "9.0", 90),
+        ("native", "8.6", 86),
+    ],
+)
+def test_a_gpu_is_taken_for_what_the_build_has_code_of(
+    scripts: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architectures: str,
+    own: str,
+    taken_for: int,
+) -> None:
+    (tmp_path / "BUILD.json").write_text(json.dumps({"architectures": architectures}))
+    monkeypatch.setattr(scripts.gpu_record, "STAGE", tmp_path)
+    assert scripts.gpu_record.capability(driver.Gpu("A GPU", own, 1, 1.0, 1, "", "")) == taken_for
+
+
+def outcomes_without_a_gpus_work(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capability: int
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """By suite, the arguments of the property tests that run, and why others are skipped."""
+
+    def property_test(suite: str, domain: SimpleNamespace, *settings: int) -> SimpleNamespace:
+        return scripts.gpu_programs.Outcome(suite, passed=1, more={"arguments": domain.arguments})
+
+    monkeypatch.setattr(scripts.gpu_test, "property_test", property_test)
+    options = argparse.Namespace(timeout=1, jobs=1, quick=True, count=1, seed=1)
+    calls = dict(scripts.gpu_test.test_suites(options, "", capability))
+    outcomes = {suite: calls[suite]() for suite in scripts.gpu_property.DOMAINS}
+    ran = {suite: list(of.more["arguments"]) for suite, of in outcomes.items() if of.passed}
+    missing = {suite: of.more["skipped_because"][0] for suite, of in outcomes.items() if of.skipped}
+    return ran, missing
+
+
+def test_domains_without_their_kernels_are_skipped(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domains = scripts.gpu_property.DOMAINS
+    ran, missing = outcomes_without_a_gpus_work(scripts, monkeypatch, 90)
+    assert not missing
+    assert ran == {suite: list(domain.arguments) for suite, domain in domains.items()}
+
+    hoppers = {"property wgmma", "property wgmma f32", "property wgmma backward", "property wgmma blocks",
+               "property wgmma masks", "property wgmma features", "property wgmma_lagged",
+               "property wgmma_persistent", "property wgmma_halves", "property wide_batched"}  # fmt: skip
+    for capability in (80, 86, 120):
+        ran, missing = outcomes_without_a_gpus_work(scripts, monkeypatch, capability)
+        assert set(missing) == hoppers
+        assert ran["property pieces plain"] == ["--pieces", "--domain=plain", "--kernel=mma"]
+        assert ran["property mma"] == list(domains["property mma"].arguments)
+
+    ran, missing = outcomes_without_a_gpus_work(scripts, monkeypatch, 75)
+    assert set(missing) == hoppers | {"property mma", "property mma strict", "property pieces plain"}
+    assert missing["property mma strict"] == "mma, widened: not for compute capability 7.5"
+    assert ran["property pieces"] == ["--pieces", "--kernel=fused"]
+    assert ran["property mma f32"] == ["--domain=mma-f32", "--kernel=fused"]
+    assert ran["property"] == []
+
+
+def test_sanitizers_leave_out_domains_without_their_kernels(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sanitize(suite: str, *arguments: object) -> SimpleNamespace:
+        return scripts.gpu_programs.Outcome(suite, passed=1)
+
+    monkeypatch.setattr(scripts.gpu_sanitizers, "sanitize", sanitize)
+    monkeypatch.setattr(scripts.gpu_sanitizers.shutil, "which", lambda name: name)
+    options = argparse.Namespace(sanitize_count=40, seed=1, timeout=1)
+    for capability, lacking in (
+        (90, set()),
+        (80, {"wgmma", "wgmma backward"}),
+        (75, {"wgmma", "wgmma backward", "mma"}),
+    ):
+        calls = dict(scripts.gpu_sanitizers.sanitizer_suites(options, "", capability))
+        missing = {suite for suite, call in calls.items() if call().skipped}
+        assert missing == {f"{tool} tilewise_property {name}" for name in lacking
+                           for tool in scripts.gpu_sanitizers.SANITIZERS
+                           if not (tool == "racecheck" and "wgmma" in name)}  # fmt: skip
+
+
 SOAKED = {"seed": 1, "calls": {"direct": 5, "graph": 4}, "problems": {"fused": 3}, "device_mb": [7.5, 7.5]}
 
 
@@ -224,12 +318,12 @@ def test_a_soak_is_read_from_its_closing_line(
     )
     program.chmod(0o755)
     monkeypatch.setattr(scripts.gpu_programs, "STAGE", tmp_path)
-    suites = dict(scripts.gpu_soak.soak_suites(argparse.Namespace(soak=0.5, seed=3), ""))
+    suites = dict(scripts.gpu_soak.soak_suites(argparse.Namespace(soak=0.5, seed=3), "", 90))
     line = suites["soak"]().line()
     assert (tmp_path / "asked").read_text() == "--seconds=30 --seed=3\n"
     assert (line["passed"], line["failures"], line["exit_status"]) == (passed, failures, status)
     assert (line["failed"] > 0) == (status != 0 or bool(failures))
     if passed:
         assert line["device_mb"] == [7.5, 7.5]
-    missing = dict(scripts.gpu_soak.soak_suites(argparse.Namespace(soak=0.5, seed=3), "no GPU"))
+    missing = dict(scripts.gpu_soak.soak_suites(argparse.Namespace(soak=0.5, seed=3), "no GPU", 0))
     assert missing["soak"]().skipped == 1
