@@ -147,6 +147,25 @@ def test_slow_tools_have_fewer_problems(scripts: SimpleNamespace) -> None:
     }
 
 
+def test_memory_is_checked_with_padding_between_allocations(
+    scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sanitizer = tmp_path / "bin/compute-sanitizer"
+    sanitizer.parent.mkdir()
+    sanitizer.write_text(
+        f'#!/bin/sh\necho "$@" >{tmp_path}/asked\necho 3 passed, 0 failed\n'
+        "echo ========= ERROR SUMMARY: 0 errors\n"
+    )
+    sanitizer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sanitizer.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(scripts.gpu_programs, "STAGE", tmp_path)
+    for tool, padding in (("memcheck", "--padding=65536 "), ("initcheck", "")):
+        line = scripts.gpu_sanitizers.sanitize("a suite", tool, "a_program", ["--count=3"], 10).line()
+        asked = f"--tool={tool} {padding}--error-exitcode=99"
+        assert (tmp_path / "asked").read_text() == f"{asked} bin/a_program --count=3\n"
+        assert (line["passed"], " ".join(line["options"]), line["ran"]) == (1, asked, 3)
+
+
 def test_a_record_ends_with_its_sums(
     scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
