@@ -251,6 +251,29 @@ def test_set_up_changes_the_system_only_where_that_was_agreed_to(
     assert ("Installed, but still not found" in said) == installs
 
 
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("test", {"test"}), ("wheel", {"hub"}), ("weekly", {"tsan", "coverage", "races"}), ("site", {"docs"})],
+)
+def test_workflows_agree_to_what_set_up_installs(name: str, targets: set[str]) -> None:
+    """Without a terminal it refuses a user other than root who has not agreed."""
+    import yaml  # not on a GPU machine
+
+    workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
+    rules = dict(re.findall(r"^([a-z-]+): *([a-z -]*)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    made = set()
+    for job in workflow["jobs"].values():
+        commands = [step["run"] for step in job["steps"] if step.get("run", "").startswith("make ")]
+        for command in commands:
+            words = job["strategy"]["matrix"]["target"] if "matrix" in command else [command.split()[1]]
+            made.update(words)
+            for word in words:
+                needed = set(rules[word].split())
+                sets_up = "setup" in needed or any("setup" in rules[other] for other in needed & set(rules))
+                assert not sets_up or job["env"]["TILEWISE_YES"] == 1, (name, word)
+    assert made == targets
+
+
 def test_every_pinned_file_has_a_hash() -> None:
     for name in ("torch", "cuda", "dev", "models", "wheel", "coverage"):
         text = (ROOT / f"scripts/requirements-{name}.txt").read_text()
