@@ -273,8 +273,9 @@ def info(measured: bool = False) -> str:
         lines.append("gpu       none that this PyTorch can use")
     for device in devices:
         lines.append(f"\nkernels on {device.type}")
-        for kernel, verdict in implementations.kernels_on(device).items():
-            lines.append(f"  {kernel:12}{verdict}")
+        verdicts = implementations.kernels_on(device)
+        width = table.column(verdicts)
+        lines += [f"  {kernel:{width}}{verdict}" for kernel, verdict in verdicts.items()]
         if measured:
             machine = records.Record(rates=rates.measure(device, {"f32", "bf16"}))
             lines.append(table.rates(machine))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,18 @@ import pytest
 import tilewise
 import torch
 from tilewise import _binding, cli
-from tilewise.bench import environment, exact, files, measure, rates, records, suites
+from tilewise.bench import (
+    check,
+    environment,
+    exact,
+    files,
+    implementations,
+    kinds,
+    measure,
+    rates,
+    records,
+    suites,
+)
 from tilewise.bench.operations import OPERATIONS
 from tilewise.bench.problem import BadInput
 
@@ -241,11 +254,28 @@ def test_the_list_has_every_suite_and_who_takes_part(capsys: pytest.CaptureFixtu
 def test_info_lists_kernels_and_simd(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info"]) == 0
     printed = capsys.readouterr().out
-    assert "simd  " in printed and "kernels on cpu" in printed and "reference   usable" in printed
+    assert "simd  " in printed and "kernels on cpu" in printed
+    assert re.search(r"^  reference +usable$", printed, re.MULTILINE)
     if _binding.cuda_code():
         assert "cuda      machine code for " in printed and "wgmma 9.0a" in printed
     else:
         assert "cuda      none: this build has no CUDA kernels\n" in printed
+
+
+def test_long_names_of_kernels_are_apart_from_what_is_said_of_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = {"wgmma_persistent": "runs on CUDA devices only", "simd": "usable"}
+    monkeypatch.setattr(implementations, "kernels_on", lambda device: verdicts)
+    assert cli.main(["info"]) == 0
+    said = capsys.readouterr().out.partition("kernels on ")[2].splitlines()[1:3]
+    assert said == ["  wgmma_persistent  runs on CUDA devices only", "  simd              usable"]
+
+    kernel = kinds.taking_part("attention", torch.device("cpu"))[0]
+    monkeypatch.setattr(check, "ours", lambda *_: [replace(kernel, name="wgmma_persistent")])
+    assert cli.main(["check", "--shape", "hq=2 sq=30 d=16", "--dtype", "f32", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[20:26] for line in lines[1:3]] == ["result", "o     "]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from tilewise.bench import exact, kinds, measure
 from tilewise.bench.implementations import CannotTake, Implementation, call_of
 from tilewise.bench.kinds import AnyProblem
 from tilewise.bench.operands import DTYPES
+from tilewise.bench.table import column
 
 _FIGURES = f"{'mean':>10}{'relative':>10}"
-HEADER = f"  {'kernel':12}{'result':8}{'largest':>10}{_FIGURES}   {'torch: largest':>14}{_FIGURES}"
+_TITLES = f"{'result':8}{'largest':>10}{_FIGURES}   {'torch: largest':>14}{_FIGURES}"
 
 
 def ours(op: str, device: torch.device, parts: Sequence[str]) -> list[Implementation]:
@@ -35,12 +36,14 @@ def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.
         with measure.making(problem):
             inputs = kinds.inputs(problem, device)
         errors_of = kinds.check(problem, inputs, flops)
-        print(f"{problem}, {errors_of.about}\n{HEADER}")
-        for kernel in ours(problem.op, device, kernels):
+        checked_here = ours(problem.op, device, kernels)
+        width = column(kernel.name for kernel in checked_here)
+        print(f"{problem}, {errors_of.about}\n  {'kernel':{width}}{_TITLES}")
+        for kernel in checked_here:
             try:
                 results = call_of(kernel, problem, inputs)()
             except (CannotTake, RuntimeError, ValueError) as error:
-                print(f"  {kernel.name:12}{measure.reason_of(error)}")
+                print(f"  {kernel.name:{width}}{measure.reason_of(error)}")
                 continue
             math = errors_of.of_torch(kernel.name)
             for name, us, torchs in zip(errors_of.names, errors_of(results), math, strict=True):
@@ -48,7 +51,7 @@ def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.
                 fine = exact.within_contract(us, torchs, torch.finfo(DTYPES[problem.dtype]).eps)
                 beyond += not fine
                 print(
-                    f"  {kernel.name:12}{name:8}{us.largest:>10.1e}{us.mean:>10.1e}{us.relative:>10.1e}"
+                    f"  {kernel.name:{width}}{name:8}{us.largest:>10.1e}{us.mean:>10.1e}{us.relative:>10.1e}"
                     f"   {torchs.largest:>14.1e}{torchs.mean:>10.1e}{torchs.relative:>10.1e}"
                     f"{'' if fine else '   MORE than twice'}"
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilewise.bench.kinds import AnyProblem
@@ -81,6 +81,15 @@ def rates(record: Record) -> str:
 def unit(line: Line) -> tuple[str, float]:
     """What rates of a device are told in, and how many of it a TFLOP/s is."""
     return ("GFLOP/s", 1e3) if line.get("device") == "cpu" else ("TFLOP/s", 1.0)
+
+
+def column(names: Iterable[str]) -> int:
+    """The width of a column for these names and what parts them from the next.
+
+    >>> column(["mma", "fused"]), column(["wgmma_persistent"])
+    (12, 18)
+    """
+    return max(12, 2 + max(map(len, names), default=0))
 
 
 def header(line: Line) -> str:
