@@ -5,7 +5,7 @@
 #
 # The drivers a wheel runs with depend on nvcc: binaries of nvcc 12 run with drivers of CUDA 12 and of all later ones,
 # those of nvcc 13 need a driver of CUDA 13. So nvcc 12.8 or 12.9 is taken where it is installed, even if PATH has another;
-# CUDACXX names one outright. PyPI has no nvcc of CUDA 12 (its package holds ptxas alone) and no static runtime of it.
+# CUDACXX names one outright. PyPI has no nvcc of CUDA 12: its package nvidia-cuda-nvcc-cu12 holds ptxas and libnvvm.
 #
 #   scripts/wheel.sh [-D NAME=VALUE]...     options of cmake; -D TILEWISE_CUDA=OFF leaves the GPU out
 set -euo pipefail
