@@ -20,8 +20,8 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LONGEST = 1500  # words of a design page; what is measured goes to docs/lab
 DESIGN = (
-    *("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "numerics", "triton", "wgmma", "wgmma_backward"),
-    "wide",
+    *("contract", "cpu", "design", "gemm", "ladder", "layer", "mma", "mma_f32", "numerics", "triton"),
+    *("wgmma", "wgmma_backward", "wide"),
 )
 
 
