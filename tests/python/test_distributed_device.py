@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -86,11 +87,17 @@ def whole_of(parts: list[Tensor], layout: distributed.Layout, dim: int = 2) -> T
 
 
 def run_ranks(
-    values: dict[str, Tensor], options: dict[str, Any], method: str, layout: distributed.Layout
+    values: dict[str, Tensor],
+    options: dict[str, Any],
+    method: str,
+    layout: distributed.Layout,
+    ends: tuple[int, ...] | None = None,
+    least_parts: int = 1,
 ) -> dict[str, Tensor]:
     """out, lse and all gradients, by threads that stand for ranks.
 
-    They call what autograd would: its one thread for a device cannot wait for itself.
+    They call what autograd would: its one thread for a device cannot wait for itself. With `ends` the
+    sequence is a packed one.
     """
     rows = [values[name] for name in ("query", "key", "value")]
     mask, slopes = values.get("attn_mask"), values.get("alibi_slopes")
@@ -113,10 +120,12 @@ def run_ranks(
 
     def call_of(rank: int) -> Call:
         boxes = boxes_of(method, rank, rooms)
-        starts = ((0, length), (0, length))
-        return _call(own[rank], boxes, method, (layout, layout), starts, settings, seed, packed=False)
+        starts = (ends or (0, length),) * 2
+        packed = ends is not None
+        return _call(own[rank], boxes, method, (layout, layout), starts, settings, seed, packed)
 
     calls = [call_of(rank) for rank in range(RANKS)]
+    assert min(len(call.parts) for call in calls) >= least_parts
     forward = of_all_ranks(lambda rank: calls[rank].forward(*own[rank], masks[rank], slopes, *of_heads))
     out = whole_of([x[0] for x in forward], layout)
     lse = whole_of([x[1] for x in forward], layout)
@@ -144,11 +153,23 @@ def cotangents_of(out: Tensor, lse: Tensor) -> list[Tensor]:
 
 
 def run_reference(
-    values: dict[str, Tensor], options: dict[str, Any], dtype: torch.dtype, own: torch.dtype
+    values: dict[str, Tensor],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    own: torch.dtype,
+    ends: tuple[int, ...] | None = None,
 ) -> dict[str, Tensor]:
     leaves = {name: x.to(dtype).requires_grad_() for name, x in values.items()}
     torch.manual_seed(SEED)
-    out, lse = reference.attention(**leaves, enable_gqa=True, return_lse=True, dtype=dtype, **options)
+    common = dict(options, enable_gqa=True, return_lse=True, dtype=dtype)
+    if ends is None:
+        out, lse = reference.attention(**leaves, **common)
+    else:
+        rows = [leaves[name][0].transpose(0, 1) for name in ("query", "key", "value")]
+        more = {name: x for name, x in leaves.items() if name not in ("query", "key", "value")}
+        lengths, longest = torch.tensor(ends), max(end - begin for begin, end in pairwise(ends))
+        out, lse = reference.attention_varlen(*rows, lengths, lengths, longest, longest, **more, **common)
+        out, lse = out.transpose(0, 1)[None], lse[None]
     cotangents = cotangents_of(out.to(own), lse.to(torch.float32))
     found = gradients((out, lse), list(leaves.values()), cotangents)
     return {"out": out.detach(), "lse": lse.detach(), **dict(zip(leaves, found, strict=True))}
@@ -175,21 +196,63 @@ CASES = [
 def test_virtual_ranks_give_what_one_process_gives(
     device: torch.device, dtype: torch.dtype, method: str, layout: str, name: str
 ) -> None:
-    length, dim, heads = (1024, 64, 4) if device.type == "cuda" else (96, 16, 4)
-    shapes = {"query": (1, heads, length, dim), "key": (1, 2, length, dim), "value": (1, 2, length, dim)}
-    shapes |= {"attn_mask": (1, 1, length, length), "alibi_slopes": (heads,)}
-    shapes |= {"sinks": (heads,), "logit_scale": (heads,)}
+    compare_ranks(device, dtype, method, layout, name, heads=(4, 2))
+
+
+# Ulysses alone is not among those above: of 4 heads each of 4 ranks has one, and that is attention itself.
+IN_PARTS = [
+    *(("ring", "zigzag", name) for name in OPTIONS),
+    *(("gather", "striped", "causal"), ("gather", "zigzag", "mask")),
+    *(("ulysses", "zigzag", name) for name in OPTIONS),
+    *(("hybrid", "zigzag", name) for name in ("window", "dropout", "mask")),
+    *((method, "documents", "causal") for method in ("ring", "gather", "ulysses", "hybrid")),
+    *((method, "documents", name) for method in ("ring", "ulysses") for name in ("window", "alibi")),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("method", "layout", "name"), IN_PARTS)
+def test_parts_of_the_heads_give_what_one_process_gives(
+    device: torch.device,
+    dtype: torch.dtype,
+    method: str,
+    layout: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sequence as long as those that are computed in parts would take a reference too long."""
+    monkeypatch.setattr(distributed.heads, "LEAST_ROWS", {"cpu": 1, "cuda": 1})
+    compare_ranks(device, dtype, method, layout, name, heads=(16, 8), least_parts=2)
+
+
+def compare_ranks(
+    device: torch.device,
+    dtype: torch.dtype,
+    method: str,
+    layout: str,
+    name: str,
+    heads: tuple[int, int],
+    least_parts: int = 1,
+) -> None:
+    """Virtual ranks with one process. The layout `documents` is of a packed sequence."""
+    length, dim = (1024, 64) if device.type == "cuda" else (96, 16)
+    of_keys = (1, heads[1], length, dim)
+    shapes = {"query": (1, heads[0], length, dim), "key": of_keys, "value": of_keys}
+    shapes |= {"attn_mask": (1, 1, length, length), "alibi_slopes": (heads[0],)}
+    shapes |= {"sinks": (heads[0],), "logit_scale": (heads[0],)}
+    ends = (0, length // 3, length // 3, length // 2, length) if layout == "documents" else None
     options, more = OPTIONS[name]
     values = {}
     for of in ("query", "key", "value", *more):
         statistic = of in ("alibi_slopes", "sinks", "logit_scale")
         x = torch.randn(shapes[of], device=device)
         values[of] = (x.abs() / 16 if of == "alibi_slopes" else x).to(torch.float32 if statistic else dtype)
-    actual = run_ranks(values, options, method, getattr(distributed, layout)(length, RANKS))
-    exact = run_reference(values, options, torch.float64, dtype)
+    cut = getattr(distributed, layout)(length if ends is None else ends, RANKS)
+    actual = run_ranks(values, options, method, cut, ends, least_parts)
+    exact = run_reference(values, options, torch.float64, dtype, ends)
     rounds = device.type == "cuda" and dtype != torch.float32
     with SixteenBitProducts(dtype) if rounds else nullcontext():
-        math = run_reference(values, options, torch.float32, dtype)
+        math = run_reference(values, options, torch.float32, dtype, ends)
     for result, x in actual.items():
         assert_within_contract(result, x, exact[result], math[result], dtype if result in more else None)
 
