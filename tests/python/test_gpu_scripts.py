@@ -308,6 +308,34 @@ def test_sanitizers_leave_out_domains_without_their_kernels(
                            if not (tool == "racecheck" and "wgmma" in name)}  # fmt: skip
 
 
+def test_a_ring_is_timed_beside_one_call(
+    scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "SOURCES.sha256").write_text("sources")
+    (tmp_path / "BUILD.json").write_text("{}")
+    monkeypatch.setattr(scripts.gpu_record, "STAGE", tmp_path)
+    monkeypatch.delitem(sys.modules, "gpu_context_parallel", raising=False)
+    program = importlib.import_module("gpu_context_parallel")
+    monkeypatch.setattr(program, "CPU_SECONDS", 0.0)
+    monkeypatch.setattr(program, "SIZES", (1, 2, 4))
+    operators = program.pieces._forward, program.pieces._backward
+    program.main(["--device", "cpu", "--out", str(tmp_path)])
+    assert (program.pieces._forward, program.pieces._backward) == operators
+
+    environment, *lines = map(
+        json.loads, (tmp_path / "no-gpu/context-parallel.jsonl").read_text().splitlines()
+    )
+    assert list(environment) == ["environment"]
+    passes = ("forward", "forward and backward")
+    assert [(line["ranks"], line["pass"]) for line in lines] == [(n, x) for n in (1, 2, 4) for x in passes]
+    for line in lines:
+        assert (line["s"], line["dtype"]) == (64, "bf16")
+        assert min(line[name] for name in ("whole_ms", "ring_ms", "merging_ms", "ring_16_bit_ms")) > 0
+    for line in lines[::2]:  # keys of other ranks arrived where they belong; rounding of pieces shows
+        assert line["ring_error"] <= 1.05 * line["whole_error"] < 0.01
+        assert line["ring_16_bit_error"] > line["ring_error"] or line["ranks"] == 1
+
+
 SOAKED = {"seed": 1, "calls": {"direct": 5, "graph": 4}, "problems": {"fused": 3}, "device_mb": [7.5, 7.5]}
 
 
