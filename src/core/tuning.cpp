@@ -84,8 +84,8 @@ std::atomic<bool> somebody_listens{false};
 /// Sets the choices in use. The caller holds `mutex`.
 void set(std::vector<TuningChoice> choices, TuningStatus status) {
   current() = std::make_shared<const Choices>(std::move(choices), std::move(status));
-  tuning_asked.store(!current()->empty() || !listeners().empty());
-  ++tuning_epoch;
+  tuning_asked().store(!current()->empty() || !listeners().empty());
+  ++tuning_epoch();
 }
 
 /// Sets the choices to those of the file. The caller holds `mutex`.
@@ -134,12 +134,21 @@ void listen(const TableQuestion& question, int taken) {
 
 }  // namespace
 
+std::atomic<std::uint32_t>& tuning_epoch() {
+  static std::atomic<std::uint32_t> epoch{1};
+  return epoch;
+}
+std::atomic<bool>& tuning_asked() {
+  static std::atomic<bool> asked{true};
+  return asked;
+}
+
 void begin_tuning_questions() {
   const std::lock_guard lock(mutex);
   listeners().emplace_back();
   somebody_listens.store(true);
-  tuning_asked.store(true);
-  ++tuning_epoch;
+  tuning_asked().store(true);
+  ++tuning_epoch();
 }
 std::vector<TuningQuestion> end_tuning_questions() {
   const std::lock_guard lock(mutex);
@@ -147,7 +156,7 @@ std::vector<TuningQuestion> end_tuning_questions() {
   std::vector<TuningQuestion> questions = std::move(listeners().back().questions);
   listeners().pop_back();
   somebody_listens.store(!listeners().empty());
-  tuning_asked.store(!listeners().empty() || current() == nullptr || !current()->empty());
+  tuning_asked().store(!listeners().empty() || current() == nullptr || !current()->empty());
   return questions;
 }
 

@@ -112,11 +112,12 @@ constexpr std::uint64_t text_hash(std::string_view text) {
   return hash.value();
 }
 
+// Functions, since a variable in a header would exist twice: in the library and in a program that links it.
 /// Incremented whenever answers may change: when choices are set and when a listener starts.
-inline std::atomic<std::uint32_t> tuning_epoch{1};
+std::atomic<std::uint32_t>& tuning_epoch();
 /// Whether a chooser has to ask at all: there are choices or listeners, or the file has not been looked for
 /// yet.
-inline std::atomic<bool> tuning_asked{true};
+std::atomic<bool>& tuning_asked();
 
 /// A TuningQuestion in the form in which a chooser asks it. The functions make the texts, for listeners
 /// alone.

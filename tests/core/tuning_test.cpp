@@ -188,7 +188,7 @@ class TuningState : public testing::Test {
 TEST_F(TuningState, AnswersWithTheMeasuredRowIfItIsAble) {
   EXPECT_EQ(answer(), 1);
   use(choice("row 2"));
-  EXPECT_TRUE(tuning_asked.load());
+  EXPECT_TRUE(tuning_asked().load());
   EXPECT_EQ(answer(), 2);
   EXPECT_EQ(answer(0b011), 1);
   use(choice("row 0"));
@@ -199,14 +199,14 @@ TEST_F(TuningState, AnswersWithTheMeasuredRowIfItIsAble) {
   EXPECT_EQ(answer(), 1);
   use_tuning({});
   EXPECT_EQ(answer(), 1);
-  EXPECT_FALSE(tuning_asked.load());
+  EXPECT_FALSE(tuning_asked().load());
 }
 
 TEST_F(TuningState, HearsEachQuestionOnce) {
   use(choice("row 2"));
-  const std::uint32_t epoch = tuning_epoch.load();
+  const std::uint32_t epoch = tuning_epoch().load();
   const std::vector<TuningQuestion> heard = tuning_questions([&] {
-    EXPECT_NE(tuning_epoch.load(), epoch);
+    EXPECT_NE(tuning_epoch().load(), epoch);
     answer();
     answer();
   });

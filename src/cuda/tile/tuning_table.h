@@ -160,7 +160,7 @@ constexpr bool all_differ(const std::array<std::uint64_t, count>& hashes) {
 /// describe_problem(problem, description) describes, and has a `device`.
 template <typename Table, typename Problem, typename Able>
 int tuned_row(const Problem& problem, const Able& able, int chosen) {
-  if (!tuning_asked.load(std::memory_order_relaxed) || chosen < 0) [[likely]]
+  if (!tuning_asked().load(std::memory_order_relaxed) || chosen < 0) [[likely]]
     return chosen;
   static_assert(row_count<Table> <= 64);
   static constexpr auto hashes = row_hashes<Table>();

@@ -129,7 +129,7 @@ Choice choose(const AttentionCall& call, int multiprocessors) {
                     call.alignment,
                     call.total_q,
                     multiprocessors,
-                    tuning_epoch.load(std::memory_order_relaxed)};
+                    tuning_epoch().load(std::memory_order_relaxed)};
   if (asked != last.asked) last = {asked, choose_anew(call, multiprocessors)};
   return last.answer;
 }
