@@ -191,10 +191,12 @@ def _softmax(score: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _dropout_factor(p: float, seed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """[B, Hq, Sq, Sk]: 0 where a weight is dropped, else 1/(1 - p). All are dropped where p is 1.
+    """[B, Hq, Sq, Sk]: 0 where a weight is dropped, else 1/(1 - p). All are dropped where p is 1. p is rounded
+    to 16 bits.
 
-    Philox 4x32-10 with key (seed) and counter (j/4, i, b·Hq + h, offset); the weight stays where word j mod 4
-    is at least p·2^32.
+    Philox 4x32-10 with key (seed) and counter (j/8, i, b·Hq + h, offset). Of eight keys, the first four have
+    the low halves of its four words, the others the high halves. The weight stays where these 16 bits are at
+    least p·2^16.
     """
     batch, heads, length_q, length_k = shape
     p = float(torch.tensor(p, dtype=torch.float32))  # the kernels are given it in f32
@@ -204,7 +206,7 @@ def _dropout_factor(p: float, seed: Tensor, shape: tuple[int, ...]) -> Tensor:
     grid = torch.meshgrid(
         torch.arange(batch * heads),
         torch.arange(length_q),
-        torch.arange(-(-length_k // 4)),
+        torch.arange(-(-length_k // 8)),
         indexing="ij",
     )
     counter = [grid[2], grid[1], grid[0], torch.full_like(grid[0], offset & low)]
@@ -218,5 +220,7 @@ def _dropout_factor(p: float, seed: Tensor, shape: tuple[int, ...]) -> Tensor:
             products[0] & low,
         ]
         key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
-    words = torch.stack(counter, dim=-1).flatten(-2)[..., :length_k].view(shape)
-    return (words >= int(p * 2**32)).double() / (1 - p if p < 1 else 1)
+    halves = [*(word & 0xFFFF for word in counter), *(word >> 16 for word in counter)]
+    drawn = torch.stack(halves, dim=-1).flatten(-2)[..., :length_k].view(shape)
+    threshold = min(int(p * 2**16 + 0.5), 0xFFFF)
+    return (drawn >= threshold).double() * (2**16 / (2**16 - threshold) if p < 1 else 0)

@@ -42,26 +42,32 @@ std::vector<bool> kept(const Dropout& dropout, std::uint32_t head, std::uint32_t
 TEST(DropoutMask, IsTheDocumentedWordOfTheDocumentedCounter) {
   const Dropout dropout{.probability = 0.25f, .seed = 0x0123456789abcdef, .offset = 0xfedcba9876543210};
   const DropoutMask mask(dropout);
-  EXPECT_EQ(mask.threshold, 0x40000000u);
+  EXPECT_EQ(mask.threshold, 0x4000u << 16);
   EXPECT_EQ(mask.keep_scale, static_cast<float>(4.0 / 3.0));
+  // The scale is that of the rounded probability, so that the mean stays what it was.
+  EXPECT_EQ(DropoutMask({.probability = 0.1f}).keep_scale, static_cast<float>(65536.0 / (65536 - 6554)));
   const PhiloxKey key{0x89abcdef, 0x01234567 ^ 0xfedcba98};
   for (std::uint32_t head : {0u, 5u, 0xffffffffu}) {
     for (std::uint32_t i : {0u, 1u, 1000u, 0x7fffffffu}) {
-      for (std::uint32_t j : {0u, 1u, 2u, 3u, 4u, 1023u, 0x7fffffffu}) {
-        const std::uint32_t word = philox({j / 4, i, head, 0x76543210}, key)[j % 4];
-        EXPECT_EQ(mask.keeps(head, i, j), word >= 0x40000000u) << head << ' ' << i << ' ' << j;
+      for (std::uint32_t j : {0u, 1u, 2u, 3u, 4u, 7u, 8u, 1023u, 0x7fffffffu}) {
+        const std::uint32_t word = philox({j / 8, i, head, 0x76543210}, key)[j % 4];
+        const std::uint32_t half = j % 8 < 4 ? word & 0xffff : word >> 16;
+        EXPECT_EQ(mask.keeps(head, i, j), half >= 0x4000) << head << ' ' << i << ' ' << j;
       }
     }
   }
 }
 
-TEST(DropoutMask, KeepsAWordThatEqualsTheThreshold) {
+TEST(DropoutMask, KeepsAHalfThatEqualsTheThreshold) {
   DropoutMask mask({.probability = 0.5f, .seed = 1, .offset = 2});
-  const std::uint32_t word = philox({2, 7, 3, 2}, {1, 0})[1];  // head 3, query 7, key 9
-  mask.threshold = word;
-  EXPECT_TRUE(mask.keeps(3, 7, 9));
-  mask.threshold = word + 1;
-  EXPECT_FALSE(mask.keeps(3, 7, 9));
+  const std::uint32_t word = philox({1, 7, 3, 2}, {1, 0})[1];  // head 3, query 7, keys 9 and 13
+  for (const std::uint32_t key : {9u, 13u}) {
+    const std::uint32_t half = key == 9 ? word & 0xffff : word >> 16;
+    mask.threshold = half << 16;
+    EXPECT_TRUE(mask.keeps(3, 7, key));
+    mask.threshold = (half + 1) << 16;
+    EXPECT_FALSE(mask.keeps(3, 7, key));
+  }
 }
 
 TEST(DropoutMask, KeepsTheAskedShare) {
@@ -137,24 +143,20 @@ TEST(DropoutMask, DropsNothingAtZeroAndAsGoodAsNothingNextToIt) {
       {.probability = std::numeric_limits<float>::denorm_min(), .seed = 0, .offset = 0});
   EXPECT_EQ(smallest.threshold, 0u);
   EXPECT_EQ(smallest.keep_scale, 1.0f);
-  EXPECT_EQ(DropoutMask({.probability = 0x1p-32f, .seed = 0, .offset = 0}).threshold, 1u);
+  EXPECT_EQ(DropoutMask({.probability = 0x1p-18f, .seed = 0, .offset = 0}).threshold, 0u);
+  EXPECT_EQ(DropoutMask({.probability = 0x1p-17f, .seed = 0, .offset = 0}).threshold, 1u << 16);
 }
 
 TEST(DropoutMask, LeavesNothingAtOne) {
   const DropoutMask mask({.probability = 1, .seed = 3, .offset = 0});
-  EXPECT_EQ(mask.threshold, 0xffffffffu);
-  EXPECT_EQ(mask.keep_scale, 0.0f);  // of the one word in 2^32 that reaches the threshold
+  EXPECT_EQ(mask.threshold, 0xffffu << 16);
+  EXPECT_EQ(mask.keep_scale, 0.0f);  // of the one number in 2^16 that reaches the threshold
 }
 
 TEST(DropoutMask, StaysFiniteJustUnderOne) {
   const DropoutMask mask({.probability = std::nextafter(1.0f, 0.0f), .seed = 3, .offset = 0});
-  EXPECT_EQ(mask.threshold, 0xffffff00u);  // (1 - 2^-24)·2^32
-  EXPECT_EQ(mask.keep_scale, 0x1p24f);
-  int keeps = 0;
-  for (std::uint32_t i = 0; i < 64; ++i) {
-    for (std::uint32_t j = 0; j < 64; ++j) keeps += mask.keeps(0, i, j);
-  }
-  EXPECT_EQ(keeps, 0);  // 4096 trials at 2^-24
+  EXPECT_EQ(mask.threshold, 0xffffu << 16);
+  EXPECT_EQ(mask.keep_scale, 0x1p16f);
 }
 
 TEST(DropoutMask, AHigherProbabilityDropsAllThatALowerOneDoes) {

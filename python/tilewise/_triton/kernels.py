@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
 class Dropout(NamedTuple):
     seed: Any  # int64 [2]
-    threshold: int  # of a word of 32 bits, from which on a weight stays
+    threshold: int  # of 16 bits, from which on a weight stays
     factor: float  # of a weight that stays
 
 
@@ -168,7 +168,7 @@ def _scores(products, i, j, entry, head, score, shape):
 @triton.jit
 def _kept(i, j, entry, head, dropout, shape):
     """Factor of each weight: 0 where it is dropped. Philox 4x32-10 of (seed, offset) at counter
-    (j / 4, i, b·Hq + h, offset), of which word j mod 4 decides."""
+    (j / 8, i, b·Hq + h, offset), of which half j / 4 mod 2 of word j mod 4 decides."""
     seed = tl.load(dropout.seed)
     offset = tl.load(dropout.seed + 1)
     key = seed ^ (offset & -4294967296)
@@ -176,11 +176,12 @@ def _kept(i, j, entry, head, dropout, shape):
     plane = (entry * shape.heads + head).to(tl.uint32) + zero.to(tl.uint32)
     last = offset.to(tl.uint32) + zero.to(tl.uint32)
     word0, word1, word2, word3 = tl.philox(
-        key, (zero + j // 4).to(tl.uint32), (zero + i).to(tl.uint32), plane, last
+        key, (zero + j // 8).to(tl.uint32), (zero + i).to(tl.uint32), plane, last
     )
     which = zero + j % 4
     word = tl.where(which < 2, tl.where(which == 0, word0, word1), tl.where(which == 2, word2, word3))
-    stays = word >= dropout.threshold.to(tl.uint32)
+    half = tl.where((zero + j) // 4 % 2 == 0, word & 0xFFFF, word >> 16)
+    stays = half >= dropout.threshold.to(tl.uint32)
     return tl.where(stays, dropout.factor, 0.0)
 
 

@@ -124,8 +124,8 @@ def _dropout(probability: float, seed: Tensor | None, device: torch.device) -> D
         return None
     # In f32, as all kernels have it.
     probability = float(torch.tensor(probability, dtype=torch.float32, device="cpu"))
-    threshold = min(int(probability * 2**32), 2**32 - 1)
-    factor = 1 / (1 - probability) if probability < 1 else 0.0
+    threshold = min(int(probability * 2**16 + 0.5), 2**16 - 1)
+    factor = 2**16 / (2**16 - threshold) if probability < 1 else 0.0
     return Dropout(seed.to(device), threshold, factor)
 
 

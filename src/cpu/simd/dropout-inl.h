@@ -68,26 +68,27 @@ HWY_INLINE void for_each_dropout_factor(const AttentionCall& call, const Panel& 
       words[3] = hn::Set(U(), dropout.stream);
       philox_vectors(words, dropout.key);
     };
-    const auto apply_word = [&](std::int64_t j, VU word) HWY_ATTR {
-      const VI value = hn::BitCast(I(), hn::Xor(word, flip));
+    const auto apply_word = [&](std::int64_t j, std::int64_t key, VU word) HWY_ATTR {
+      const VU half = key / 4 % 2 == 0 ? hn::ShiftLeft<16>(word) : word;  // as DropoutMask::half()
+      const VI value = hn::BitCast(I(), hn::Xor(half, flip));
       const auto dropped = hn::RebindMask(F(), hn::Lt(value, threshold));
       body(static_cast<int>(j), lane, hn::IfThenZeroElse(dropped, set(dropout.keep_scale)));
     };
     VU words[4];
     if (place.step == 1) {
-      // Four neighbouring keys share a Philox counter. The first group may begin before the tile.
-      for (std::int64_t group = first / 4; group * 4 < first + keys.count; ++group) {
+      // Eight neighbouring keys share a Philox counter. The first group may begin before the tile.
+      for (std::int64_t group = first / 8; group * 8 < first + keys.count; ++group) {
         draw(group, words);
-        for (int word = 0; word < 4; ++word) {
-          const std::int64_t j = group * 4 + word - first;
-          if (j >= 0 && j < keys.count) apply_word(j, words[word]);
+        for (int key = 0; key < 8; ++key) {
+          const std::int64_t j = group * 8 + key - first;
+          if (j >= 0 && j < keys.count) apply_word(j, key, words[key % 4]);
         }
       }
     } else {
       for (std::int64_t j = 0; j < keys.count; ++j) {
         const std::int64_t key = place.key(keys.first + j);
-        draw(key / 4, words);
-        apply_word(j, words[key % 4]);
+        draw(key / 8, words);
+        apply_word(j, key, words[key % 4]);
       }
     }
   }

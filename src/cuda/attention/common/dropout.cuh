@@ -4,16 +4,18 @@
 
 namespace tilewise::cuda {
 
-/// Which of the four keys from 4 · `four` on dropout keeps for a query: one draw. `head` counts the heads of
-/// all batch entries. Kernels whose lanes hold other keys share draws by shuffles.
+/// Which of the four keys from 4 · `four` on dropout keeps for a query: half of a draw. `head` counts the
+/// heads of all batch entries. Kernels whose lanes hold other keys share draws by shuffles.
 struct KeptFour {
   bool keeps[4];
 };
 __device__ __forceinline__ KeptFour draw_four(const DropoutMask& dropout, std::uint32_t four,
                                               std::uint32_t query, std::uint32_t head) {
-  const auto words = philox({four, query, head, dropout.stream}, dropout.key);
-  const std::uint32_t threshold = dropout.threshold;
-  return {{words[0] >= threshold, words[1] >= threshold, words[2] >= threshold, words[3] >= threshold}};
+  const auto words = philox({four / 2, query, head, dropout.stream}, dropout.key);
+  KeptFour kept;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) kept.keeps[n] = DropoutMask::half(words[n], 4 * four) >= dropout.threshold;
+  return kept;
 }
 
 /// The same as factors of P, 0 or keep_scale, for the keys from `first_key` on. The call may be a placed
@@ -21,7 +23,7 @@ __device__ __forceinline__ KeptFour draw_four(const DropoutMask& dropout, std::u
 struct DropoutFactors {
   float factor[4];
 
-  /// Whether the four keys from `first_key` on share a counter; if so, all later fours do, too.
+  /// Whether the four keys from `first_key` on share half a draw; if so, all later fours do, too.
   __device__ static bool share_counters(const AttentionCall& call, std::int64_t first_key) {
     return call.place.key(first_key) % 4 == 0 && call.place.step == 1;
   }

@@ -4,10 +4,9 @@
 
 namespace tilewise::cuda::wgmma {
 
-// Which elements of P dropout keeps. A Philox draw covers four keys of a query. Two neighbouring lanes hold
-// two of these keys each, for two rows: each lane draws for one of the rows, and they exchange halves.
-// (draw_four() of common/dropout.cuh is the same draw, but with it the compiler schedules these kernels
-// differently.)
+// Which elements of P dropout keeps. A Philox draw covers eight keys of a query. Four neighbouring lanes hold
+// these keys, two each, for two rows. Of 16 keys each lane draws eight for one of the rows, and they exchange
+// their bits.
 
 /// Bit 2j + e of word h is for element 4j + 2h + e of P.
 using KeptScores = std::uint32_t[2];
@@ -16,38 +15,51 @@ using KeptScores = std::uint32_t[2];
 template <ForwardConfig c>
 __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& of_call, std::uint32_t head,
                                           int row, int key) {
-  static_assert(c.keys / 4 <= 32);
+  constexpr int draws = c.keys / 16;  // per lane
+  constexpr int words = (draws + 3) / 4;
+  static_assert(c.keys % 16 == 0 && words <= 2);
   const DropoutMask dropout = of_call.drawn();
   const auto lane = static_cast<std::uint32_t>(lane_now());
-  const bool odd = lane % 2 != 0;
-  const auto own_row = static_cast<std::uint32_t>(odd ? row + 8 : row);
-  std::uint32_t low = 0;   // bits of the even lane's two keys of four
-  std::uint32_t high = 0;  // bits of the odd lane's
+  const auto own_row = static_cast<std::uint32_t>(row + lane % 2 * 8);
+  const std::uint32_t own_eight = static_cast<std::uint32_t>(key) / 8 + lane % 4 / 2;
+  std::uint32_t drawn[words] = {};
   // Draws per iteration. Unrolling all of 128 keys would take registers that S and O need. For 64 keys there
-  // are enough, and a loop takes 1 to 3 % longer, unless O takes 128 registers.
-  constexpr int together = c.keys > 64 ? 4 : c.dim_v > 128 ? 2 : c.keys / 8;
+  // are enough, and a loop takes longer, unless O takes 128 registers.
+  constexpr int together = c.keys > 64 ? 2 : c.dim_v > 128 ? 1 : draws;
+  static_assert(draws % together == 0);
+#pragma unroll
+  for (int word = 0; word < words; ++word) {
+    constexpr int most = draws < 4 ? draws : 4;
 #pragma unroll 1
-  for (int j = 0; j < c.keys / 8; j += together) {
-    low >>= 2 * together;
-    high >>= 2 * together;
+    for (int n = 0; n < most; n += together) {
+      drawn[word] >>= 8 * together % 32;
 #pragma unroll
-    for (int n = 0; n < together; ++n) {
-      const auto words = philox(
-          {static_cast<std::uint32_t>(key) / 4 + 2 * (j + n) + lane % 4 / 2, own_row, head, dropout.stream},
-          dropout.key);
+      for (int m = 0; m < together; ++m) {
+        const auto numbers = philox(
+            {own_eight + 2 * static_cast<std::uint32_t>(4 * word + n + m), own_row, head, dropout.stream},
+            dropout.key);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const std::uint32_t bit = 1u << (32 - 2 * together + 2 * n + e);
-        if (words[e] >= dropout.threshold) low |= bit;
-        if (words[2 + e] >= dropout.threshold) high |= bit;
+        for (int e = 0; e < 8; ++e) {
+          const std::uint32_t bit = 1u << (32 - 8 * together + 8 * m + e);
+          if (DropoutMask::half(numbers[e % 4], e) >= dropout.threshold) drawn[word] |= bit;
+        }
       }
     }
+    drawn[word] >>= 32 - 8 * most;
   }
-  low >>= 32 - c.keys / 4;
-  high >>= 32 - c.keys / 4;
-  const std::uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-  kept[0] = odd ? other : low;
-  kept[1] = odd ? high : other;
+  kept[0] = kept[1] = 0;
+#pragma unroll
+  for (int other = 0; other < 4; ++other) {  // it has the rows g + 8h and every other eight keys
+#pragma unroll
+    for (int word = 0; word < words; ++word) {
+      const std::uint32_t theirs = __shfl_sync(~0u, drawn[word], lane / 4 * 4 + other);
+      // From two bits of every eight to two bits of every four.
+      std::uint32_t own = theirs >> lane % 4 * 2 & 0x03030303u;
+      own = (own | own >> 4) & 0x00330033u;
+      own = (own | own >> 8) & 0x3333u;
+      kept[other % 2] |= own << (16 * word + other / 2 * 2);
+    }
+  }
 }
 
 /// Zeroes the elements of P that are dropped, after P was added to the row sums.
