@@ -88,7 +88,7 @@ struct Sweep {
       const auto add = [&](auto number) {
         constexpr int row = decltype(number)::value;
         if (Candidates::rows[row].dim != dim) return;
-        bodies.push_back([&call, &context] { run<T, Candidates, row>(call, context); });
+        bodies.push_back([&call, &context] { run<T, Candidates, row>(call, {}, context); });
         configs.push_back(Candidates::rows[row]);
       };
       (add(std::integral_constant<int, static_cast<int>(n)>{}), ...);

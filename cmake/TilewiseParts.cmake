@@ -30,9 +30,6 @@ endif()
 option(TILEWISE_EMULATOR "Run the CUDA kernels on the CPU; needs CUDA's headers, not nvcc" OFF)
 option(TILEWISE_EMULATOR_RACES "With TILEWISE_EMULATOR: report accesses to memory that nothing puts in order" OFF)
 
-# They have names of their own in the list of kernels, and `auto` never takes them.
-option(TILEWISE_TRIAL_KERNELS "Also build kernels that no GPU has timed yet" ${TILEWISE_EMULATOR})
-
 set(TILEWISE_HAS_CUDA OFF)
 set(TILEWISE_HAS_WGMMA OFF)
 include(CheckLanguage)

@@ -17,7 +17,7 @@ HOPPER = range(90, 91)
 CAPABILITIES = {
     "mma": range(80, 1000),
     "widened": range(80, 1000),
-    **dict.fromkeys(("wgmma", "wgmma_lagged", "wgmma_persistent", "wgmma_halves", "wide_batched"), HOPPER),
+    **dict.fromkeys(("wgmma", "wgmma_halves", "wide_batched"), HOPPER),
 }
 
 
@@ -27,7 +27,6 @@ class Domain:
 
     arguments: tuple[str, ...] = ()
     share: float = 1.0  # of --count
-    trial: bool = False  # kernels that no GPU has proven yet
 
     def problems(self, count: int) -> int:
         return max(1, round(self.share * count))
@@ -60,15 +59,11 @@ DOMAINS = {
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
     "property wgmma f32": Domain(("--domain=wgmma-f32", "--kernel=wgmma"), 0.08),
     "property wgmma backward": Domain(("--domain=wgmma-backward", "--kernel=wgmma"), 0.08),
-    "property wgmma blocks": Domain(("--domain=wgmma-blocks", "--kernel=wgmma"), 0.1, trial=True),
-    "property wgmma masks": Domain(("--domain=wgmma-masks", "--kernel=wgmma"), 0.2, trial=True),
-    "property wgmma features": Domain(("--domain=wgmma-features", "--kernel=wgmma"), 0.1, trial=True),
-    "property wgmma_lagged": Domain(("--domain=wgmma-features", "--kernel=wgmma_lagged"), 0.1, trial=True),
-    "property wgmma_persistent": Domain(
-        ("--domain=wgmma-backward", "--kernel=wgmma_persistent"), 0.08, trial=True
-    ),
-    "property wgmma_halves": Domain(("--domain=wide-heads", "--kernel=wgmma_halves"), 0.1, trial=True),
-    "property wide_batched": Domain(("--domain=wide-f32", "--kernel=wide_batched"), 0.1, trial=True),
+    "property wgmma blocks": Domain(("--domain=wgmma-blocks", "--kernel=wgmma"), 0.1),
+    "property wgmma masks": Domain(("--domain=wgmma-masks", "--kernel=wgmma"), 0.2),
+    "property wgmma features": Domain(("--domain=wgmma-features", "--kernel=wgmma"), 0.1),
+    "property wgmma_halves": Domain(("--domain=wide-heads", "--kernel=wgmma_halves"), 0.1),
+    "property wide_batched": Domain(("--domain=wide-f32", "--kernel=wide_batched"), 0.1),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),
@@ -87,13 +82,12 @@ def property_test(suite: str, domain: Domain, count: int, seed: int, jobs: int, 
     seeds = {seed + n: share for n, share in enumerate(shares) if share}
     outcome = Outcome(suite, more={"seeds": seeds})
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    trial = {"TILEWISE_TRIAL": "1"} if domain.trial else {}
 
     def run_share(own_seed: int) -> None:
         command = ["bin/tilewise_property", "--cuda", *domain.arguments, f"--threads={threads}"]
         command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
         command += ["--no-self-test"] if own_seed != seed else []
-        status, output = run(command, timeout, **SLEEPING, **trial)
+        status, output = run(command, timeout, **SLEEPING)
         # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
         # was at, and what comes after that was not tried.
         found = re.search(r"^(\d+) passed, (\d+) failed$", output, re.MULTILINE)

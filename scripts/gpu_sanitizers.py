@@ -78,7 +78,7 @@ SANITIZED_TESTS = {
         f"garbage {kernel}": (f"Kernels/GarbageIndices.KeepKernelsInsideTheirAllocations/{kernel}",)
         for kernel in ("naive", "tiled", "fused", "mma", "wgmma")
     },
-    "garbage wgmma backward": ("Kernels/GarbageOnTrial.KeepsBackwardInsideItsTensors/wgmma",),  # also 250
+    "garbage wgmma backward": ("GarbageGradients.StayInsideTheirTensors",),  # also 250
     "garbage rope": ("GarbageRope.WritesInsideTheCachesAlone", "CheckedIndices.*"),
 }
 RACECHECKED_TESTS = {

@@ -42,7 +42,7 @@ key=$({ pwd && printf '%s\n' "$@" && cat CMakePresets.json scripts/stage.sh; } |
 if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
   # Kernels are compressed as well as can be, to a tenth, and programs share them: only the binding has its own.
   cmake --fresh --preset release -B "$tree" -D TILEWISE_CUDA=ON -D CMAKE_CUDA_FLAGS=--compress-mode=size \
-    -D TILEWISE_SHARE_LIBRARY=ON -D TILEWISE_TRIAL_KERNELS=ON \
+    -D TILEWISE_SHARE_LIBRARY=ON \
     -D CMAKE_BUILD_WITH_INSTALL_RPATH=ON -D 'CMAKE_INSTALL_RPATH=$ORIGIN/../lib' \
     -D Python3_EXECUTABLE="$PWD/.venv/bin/python" "$@"
   echo "$key" >"$stamp"

@@ -33,17 +33,14 @@ inline AttentionCall with_drawn_dropout(const AttentionCall& call) {
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
 extern const AttentionKernel wgmma_attention;
+extern const AttentionKernel wgmma_halves_attention;
 extern const AttentionKernel mma_attention;
 extern const AttentionKernel widened_attention;
+extern const AttentionKernel wide_batched_attention;
 extern const AttentionKernel wide_attention;
 extern const AttentionKernel fused_attention;
 extern const AttentionKernel tiled_attention;
 extern const AttentionKernel naive_attention;
-// In builds with trial kernels:
-extern const AttentionKernel wgmma_lagged_attention;
-extern const AttentionKernel wgmma_persistent_attention;
-extern const AttentionKernel wgmma_halves_attention;
-extern const AttentionKernel wide_batched_attention;
 }  // namespace cuda
 #endif
 

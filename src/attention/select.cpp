@@ -6,17 +6,12 @@ namespace tilewise {
 
 std::span<const AttentionKernel> attention_kernel_list() {
   static const std::array kernels = {
-#ifdef TILEWISE_HAS_TRIAL_KERNELS
-      cuda::wgmma_lagged_attention, cuda::wgmma_persistent_attention,
-      cuda::wgmma_halves_attention, cuda::wide_batched_attention,
-#endif
 #ifdef TILEWISE_HAS_CUDA
-      cuda::wgmma_attention,        cuda::mma_attention,
-      cuda::widened_attention,      cuda::wide_attention,
-      cuda::fused_attention,        cuda::tiled_attention,
-      cuda::naive_attention,
+      cuda::wgmma_attention,   cuda::wgmma_halves_attention, cuda::mma_attention,
+      cuda::widened_attention, cuda::wide_batched_attention, cuda::wide_attention,
+      cuda::fused_attention,   cuda::tiled_attention,        cuda::naive_attention,
 #endif
-      cpu::simd_attention,          cpu::reference_attention};
+      cpu::simd_attention,     cpu::reference_attention};
   return kernels;
 }
 

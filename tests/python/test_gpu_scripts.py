@@ -65,8 +65,6 @@ def test_domains_have_their_counts(scripts: SimpleNamespace) -> None:
         "property wgmma blocks": 500,
         "property wgmma masks": 1000,
         "property wgmma features": 500,
-        "property wgmma_lagged": 500,
-        "property wgmma_persistent": 400,
         "property wgmma_halves": 500,
         "property wide_batched": 500,
         "property mma": 5000,
@@ -271,8 +269,8 @@ def test_domains_without_their_kernels_are_skipped(
     assert ran == {suite: list(domain.arguments) for suite, domain in domains.items()}
 
     hoppers = {"property wgmma", "property wgmma f32", "property wgmma backward", "property wgmma blocks",
-               "property wgmma masks", "property wgmma features", "property wgmma_lagged",
-               "property wgmma_persistent", "property wgmma_halves", "property wide_batched"}  # fmt: skip
+               "property wgmma masks", "property wgmma features",
+               "property wgmma_halves", "property wide_batched"}  # fmt: skip
     for capability in (80, 86, 120):
         ran, missing = outcomes_without_a_gpus_work(scripts, monkeypatch, capability)
         assert set(missing) == hoppers

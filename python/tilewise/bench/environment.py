@@ -62,8 +62,6 @@ def describe(device: torch.device) -> dict[str, Any]:
 _NEEDS = {
     "mma": "8.0",
     "wgmma": "9.0a",
-    "wgmma_lagged": "9.0a",
-    "wgmma_persistent": "9.0a",
     "wgmma_halves": "9.0a",
     "wide_batched": "9.0a",
     "widened": "8.0",

@@ -18,8 +18,6 @@ Group = tuple[int, int]  # an entry and one of its key heads, with all query hea
 ROUNDING = (
     "mma",
     "wgmma",
-    "wgmma_lagged",
-    "wgmma_persistent",
     "wgmma_halves",
 )  # kernels that round what goes into products of f16 and bf16
 MOST_GROUPS = 16  # one after another; a GPU is far from busy with the short ones

@@ -86,7 +86,7 @@ def unit(line: Line) -> tuple[str, float]:
 def column(names: Iterable[str]) -> int:
     """The width of a column for these names and what parts them from the next.
 
-    >>> column(["mma", "fused"]), column(["wgmma_persistent"])
+    >>> column(["mma", "fused"]), column(["name_of_sixteen_"])
     (12, 18)
     """
     return max(12, 2 + max(map(len, names), default=0))

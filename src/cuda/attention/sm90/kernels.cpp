@@ -261,22 +261,9 @@ std::string yields_masked(const AttentionProblem& problem) {
   return {};
 }
 
-// A CTA owns the gradients of 128 keys of a key head, or of 64 beyond head dim 128, and walks over all
-// queries that see them. On an H200, with 64 query heads on 8 key heads, causal, D 128, one entry (TFLOP/s):
-// 71 against mma's 120 with 32 CTAs, 149 against 188 with 64, 305 against 257 with 128.
-std::string yields_backward(const AttentionProblem& problem) {
-  const std::int64_t keys = std::max(problem.dim_qk, problem.dim_v) > 128 ? 64 : 128;
-  const std::int64_t ctas = problem.heads_kv * ((problem.keys + keys - 1) / keys);
-  if (4 * ctas < 3 * device_properties(problem.device.index).multiprocessors) {
-    return "mma is faster for backward of so few keys (" + std::to_string(ctas) +
-           " key tiles): it splits the queries";
-  }
-  return {};
-}
-
 // A CTA of the f32 forward has 64 queries, and two CTAs share an SM.
 std::string yields(const AttentionProblem& problem) {
-  if (problem.pass == Pass::backward) return yields_backward(problem);
+  if (problem.pass == Pass::backward) return {};
   if (problem.dtype != DType::f32) return yields_masked(problem);
   constexpr std::int64_t rows = 64;
   const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;
@@ -287,88 +274,35 @@ std::string yields(const AttentionProblem& problem) {
   return mma_f32::too_few_pairs(problem);
 }
 
-// The part of a problem that is on trial.
-std::string trial(const AttentionProblem& problem) {
-  if (problem.dtype == DType::f32) return {};
-#ifdef TILEWISE_HAS_WGMMA
-  if (problem.pass == Pass::backward) return wgmma_backward::trial(problem);
-#endif
-  if (problem.features.block_mask) return "block masks";
-  if (!wgmma::combined(problem)) return {};
-  if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
-    return "masks and dropout with head dims above " + std::to_string(wgmma::most_dim_with_mask);
-  }
-  if (!problem.aligned_mask) return "masks without contiguous rows that start at multiples of 16 bytes";
-  return "masks and dropout together with other features";
-}
-
-#ifdef TILEWISE_HAS_TRIAL_KERNELS
-// A kernel on trial that has another backward. Its forward is that of wgmma, so that a call can name it for
-// both passes.
-template <auto unsuited, auto workspace, auto run>
-struct TrialBackward {
-  static std::string supports_it(const AttentionProblem& problem) {
-    if (problem.batch_invariant) return "does not support batch_invariant";
-    if (problem.pass == Pass::backward && problem.dtype != DType::f32) {
-      if (const std::string reason = unsuited(problem); !reason.empty()) return reason;
-    }
-    return supports(problem);
-  }
-  static Configuration configure_it(const AttentionCall& call, const Context& context) {
-    if (call.problem.pass == Pass::forward) return configure(call, context);
-    return {.workspace_bytes = simt::ordered_starts_bytes(call) + workspace(call)};
-  }
-  static void launch_it(const AttentionCall& call, const Configuration& configuration,
-                        const Context& context) {
-    if (call.problem.pass == Pass::forward) return launch_on_device(call, configuration, context);
-    launch_backward(call, context, *run);
-  }
-  static std::string on_trial(const AttentionProblem& problem) {
-    return problem.pass == Pass::backward ? "backward" : "forward, which is wgmma's";
-  }
-  static constexpr AttentionKernel named(std::string_view name) {
-    return {.name = name,
-            .supports = supports_it,
-            .trial = on_trial,
-            .configure = configure_it,
-            .launch_configured = launch_it};
-  }
-};
-using Lagged = TrialBackward<&wgmma_backward::unsuited_lagged, &wgmma_backward::lagged_workspace,
-                             &wgmma_backward::run_lagged>;
-using Persistent = TrialBackward<&wgmma_backward::unsuited_persistent, &wgmma_backward::persistent_workspace,
-                                 &wgmma_backward::run_persistent>;
-
 std::string supports_halves(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.batch_invariant) return "does not support batch_invariant";
+#ifdef TILEWISE_HAS_WGMMA
   if (const std::string reason = wgmma_halves::unsuited(problem); !reason.empty()) return reason;
   return unsuited_capability(problem);
+#else
+  return "this build has no code for sm_90a";
+#endif
 }
-std::string halves_on_trial(const AttentionProblem&) { return "head dims above 256"; }
 std::size_t halves_workspace(const AttentionCall&, const Context&) { return 0; }
 void launch_halves(const AttentionCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
   wgmma_halves::forward(call, context);
-}
+#else
+  static_cast<void>(call);
+  static_cast<void>(context);
 #endif
+}
 
 }  // namespace
 
-#ifdef TILEWISE_HAS_TRIAL_KERNELS
-constinit const AttentionKernel wgmma_lagged_attention = Lagged::named("wgmma_lagged");
-constinit const AttentionKernel wgmma_persistent_attention = Persistent::named("wgmma_persistent");
-constinit const AttentionKernel wgmma_halves_attention = {.name = "wgmma_halves",
-                                                          .supports = supports_halves,
-                                                          .workspace = halves_workspace,
-                                                          .launch = launch_halves,
-                                                          .trial = halves_on_trial};
-#endif
+constinit const AttentionKernel wgmma_halves_attention = {
+    .name = "wgmma_halves", .supports = supports_halves, .workspace = halves_workspace, .launch = launch_halves};
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,
                                                    .yields = yields,
-                                                   .trial = trial,
                                                    .configure = configure,
                                                    .launch_configured = launch_on_device};
 

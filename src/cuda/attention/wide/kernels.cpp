@@ -49,7 +49,6 @@ void launch(const AttentionCall& call, const Context& context) {
   (call.problem.pass == Pass::forward ? wide::forward : wide::backward)(call, context);
 }
 
-#ifdef TILEWISE_HAS_TRIAL_KERNELS
 std::string supports_batched(const AttentionProblem& problem) {
   const std::int64_t heads = problem.batch * problem.heads_kv;
   if (const std::string reason = supports_together(problem, heads); !reason.empty()) return reason;
@@ -64,7 +63,7 @@ std::string supports_batched(const AttentionProblem& problem) {
     return device.compute_capability != 90 ? "needs compute capability 9.0 (Hopper)" : "";
   });
 }
-std::string batched_on_trial(const AttentionProblem&) { return "heads in batches"; }
+#ifdef TILEWISE_HAS_WGMMA
 std::size_t batched_workspace(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
   return call.problem.pass == Pass::forward ? wide::batched_forward_workspace(call)
@@ -74,17 +73,17 @@ void launch_batched(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
   (call.problem.pass == Pass::forward ? wide::batched_forward : wide::batched_backward)(call, context);
 }
+#else
+std::size_t batched_workspace(const AttentionCall&, const Context&) { return 0; }
+void launch_batched(const AttentionCall&, const Context&) {}
 #endif
 
 }  // namespace
 
-#ifdef TILEWISE_HAS_TRIAL_KERNELS
 constinit const AttentionKernel wide_batched_attention = {.name = "wide_batched",
                                                           .supports = supports_batched,
                                                           .workspace = batched_workspace,
-                                                          .launch = launch_batched,
-                                                          .trial = batched_on_trial};
-#endif
+                                                          .launch = launch_batched};
 
 constinit const AttentionKernel wide_attention = {
     .name = "wide", .supports = supports, .workspace = workspace, .launch = launch};

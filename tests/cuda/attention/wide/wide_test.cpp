@@ -88,18 +88,9 @@ TEST_F(Wide, LeavesSmallHeadsToOthers) {
   EXPECT_NE(reason_against(problem, "wide", Pass::backward), "");
 }
 
-// `wide_batched`, which is on trial: several heads in one product.
-class WideBatched : public CudaKernelFixture<90> {
+// `wide_batched`: several heads in one product.
+class WideBatched : public CudaKernelFixture<90, 90> {
  protected:
-  void SetUp() override {
-    CudaKernelFixture<90>::SetUp();
-    const std::vector<std::string_view> names = attention_kernels();
-    if (std::ranges::find(names, "wide_batched") == names.end())
-      GTEST_SKIP() << "built without trial kernels";
-    setenv("TILEWISE_TRIAL", "1", 1);
-  }
-  void TearDown() override { unsetenv("TILEWISE_TRIAL"); }
-
   static constexpr Sizes heads{.b = 2, .hq = 4, .hkv = 2, .sq = 130, .sk = 150, .d = 256, .dv = 264};
 
   static void expect_within_contract(const RandomProblem& problem) {

@@ -223,8 +223,18 @@ std::string unsuited_backward(const AttentionProblem& problem) {
   if (problem.most_keys <= 1) return "backward " + needs("at least 2 keys per query", problem.most_keys);
   // delta has the rounding error of O. Where one key has nearly all of a row's weight, dS is no larger than
   // that error. If there are few rows, all may be of this kind, and nothing averages out. PyTorch's path
-  // computes delta from P and dP.
-  constexpr std::int64_t few_rows = 128;
+  // computes delta from P and dP. Of 2,200 random problems, ten failed without the higher limits: for block
+  // masks, dropout, key lengths and short packed sequences, which leave many rows few keys, and for the
+  // gradient of a logit scale, which is one sum over all rows.
+  const AttentionFeatures& features = problem.features;
+  constexpr std::int64_t few_keys = 8;
+  if (problem.layout == Layout::packed && !problem.batch_invariant && problem.keys < few_keys * problem.batch) {
+    return "backward " + needs("at least " + std::to_string(few_keys * problem.batch) + " keys in " +
+                                   std::to_string(problem.batch) + " packed sequences",
+                               problem.keys);
+  }
+  const bool leaves_few = features.block_mask || features.dropout || features.key_lengths;
+  const std::int64_t few_rows = features.logit_scale ? 2048 : leaves_few ? 1024 : 128;
   const std::int64_t rows = problem.heads_q * problem.queries;
   // A batch_invariant call has the kernel that it would have among many sequences.
   if (rows < few_rows && !problem.batch_invariant) {

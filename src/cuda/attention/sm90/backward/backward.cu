@@ -62,10 +62,6 @@ std::string unsuited(const AttentionProblem& problem) {
   return {};
 }
 
-std::string trial(const AttentionProblem& problem) {
-  return has_separate_dmask(problem) ? "gradients of masks that are broadcast or used with softcap" : "";
-}
-
 std::size_t backward_workspace(const AttentionCall& call) { return workspace_bytes<Configs>(call); }
 
 void backward(const AttentionCall& call, const Context& context) { run_in<Configs>(call, context); }

@@ -23,9 +23,7 @@ struct Config {
   bool turns = false;  ///< only one consumer at a time computes P
   /// Plain: the accumulator of S starts as −LSE, which takes fewer registers than adding LSE afterwards.
   bool preload = false;
-  bool in_step = false;     ///< general: consumers meet at a barrier in each tile, and each warp adds its dQ
-  bool persistent = false;  ///< plain, dims 65 to 128: one CTA per SM takes several jobs and prefetches
-  int producer_warps = 4;
+  int producer_warps = 4;  ///< general: 8, of which four draw dropout
   static constexpr int ds_stages = 2;  ///< stages of dS, and of P where it passes through shared memory
   static constexpr int consumers = 2;
   static constexpr int consumer_warps = 4 * consumers;
@@ -43,9 +41,6 @@ struct Config {
 
   constexpr bool operator==(const Config&) const = default;
   constexpr bool wide() const { return dim > 128; }
-  /// Whether the producer publishes each tile as a Step in shared memory. Consumers that walk over lists, or
-  /// that have features and are not in step, have too few registers to find the tiles themselves.
-  constexpr bool publishes_steps() const { return listed || (general && !in_step); }
   constexpr int own_queries() const {
     return wide() ? queries / 2 : queries;
   }  ///< queries of a consumer's S and dP
@@ -79,9 +74,8 @@ struct Config {
   constexpr bool even() const { return panels() % 2 == 0 && panels_v() % 2 == 0; }
 
   /// How consumers split dQ. From dim 96 on each has half of the panels; at dim 64 each has half of the
-  /// queries. Consumers in step instead alternate at dim 64: each computes dQ of every other tile.
-  constexpr bool dq_alternates() const { return dim == 64 && in_step; }
-  constexpr bool dq_by_queries() const { return dim == 64 && !in_step; }
+  /// queries.
+  constexpr bool dq_by_queries() const { return dim == 64; }
   // The f32 sums of a tile's dQ are [dq_halves, dim / 16, queries of a half / 8, 128]. dQ is computed
   // transposed, 64 dims at once, of which a warp has 16.
   constexpr int dq_queries() const { return queries / dq_halves(); }
@@ -91,11 +85,9 @@ struct Config {
   constexpr int dq_offset(int half, int chunk) const {
     return (half * (dim / 16) + chunk) * warp_dq_floats();
   }
-  /// Whether producer threads add dQ to global memory, for consumers that are not in step. `lagged`: where
-  /// also each consumer has keys of its own, dQ is computed one tile later, so that no consumer waits for the
-  /// other one's dS of the same tile.
-  constexpr bool producer_adds_dq() const { return !in_step; }
-  constexpr bool lagged() const { return !in_step && !wide(); }
+  /// Whether dQ is computed one tile later, so that no consumer waits for the other one's dS of the same tile:
+  /// where each consumer has keys of its own.
+  constexpr bool lagged() const { return !wide(); }
   /// Whether dP is computed after P, together with dV: the score rules leave no registers for it.
   constexpr bool late_dp() const { return general && !wide() && dim > 64; }
   /// The number of parts of a tile's dQ that are added separately.
@@ -111,23 +103,18 @@ struct Config {
   /// Values per row of queries: LSE, delta, and the general kernel's offset.
   constexpr int row_values() const { return general ? 3 : 2; }
   constexpr int barriers() const {
-    return 2 * (q_stages + d_o_stages) + 1 + (general ? 4 + 2 * most_mask_stages() : 0) + (lagged() ? 4 : 0) +
-           (producer_adds_dq() ? 4 : 0) + (persistent ? 5 : 0);
+    return 2 * (q_stages + d_o_stages) + 5 + (general ? 4 + 2 * most_mask_stages : 0) + (lagged() ? 4 : 0);
   }
   /// The most stages of a mask and of a block mask's bits. A call may have room for fewer (stages_of).
-  constexpr int most_mask_stages() const { return in_step ? 1 : 2; }
+  static constexpr int most_mask_stages = 2;
   static constexpr int step_bytes = 32;  ///< at least the size of a Step and a Visible
-  static constexpr int job_bytes = 64;   ///< at least the size of a Job
-  /// Bytes of row values, barriers, Words, Steps and Jobs, rounded up to the alignment of the mask behind
-  /// them.
+  /// Bytes of row values, barriers, Words and Steps, rounded up to the alignment of the mask behind them.
   constexpr int value_bytes() const {
     return (row_values() * q_stages * queries * 4 + barriers() * 8 + (general ? 24 : 16) +
-            (publishes_steps() ? 2 * step_bytes : 0) + (persistent ? 2 * job_bytes : 0) +
-            (listed && in_step ? kept_bytes() : 0) + 1023) /
+            (general ? 2 * step_bytes : 0) + 1023) /
            1024 * 1024;
   }
-  /// Bytes of a stage of a block mask's bits. With consumers in step they are part of value_bytes().
-  constexpr int seen_bytes() const { return listed && !in_step ? kept_bytes() : 0; }
+  constexpr int seen_bytes() const { return listed ? kept_bytes() : 0; }  ///< a stage of a block mask's bits
   /// Bytes of a stage of the mask, which TMA copies in boxes of 128 bytes per row: 128 keys of a boolean
   /// mask.
   constexpr int mask_bytes(int element_bytes) const {
@@ -152,33 +139,6 @@ struct Configs {
       {.dim = 192, .dim_v = 128, .queries = 64, .keys = 64},
       {.dim = 192, .dim_v = 192, .queries = 64, .keys = 64},
       {.dim = 256, .dim_v = 256, .queries = 64, .keys = 64, .d_o_stages = 1, .preload = true},
-      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .in_step = true},
-      {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .in_step = true},
-      {.dim = 256,
-       .dim_v = 256,
-       .queries = 64,
-       .general = true,
-       .keys = 64,
-       .q_stages = 1,
-       .d_o_stages = 1,
-       .in_step = true},
-      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .listed = true, .in_step = true},
-      {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .listed = true, .in_step = true},
-      {.dim = 256,
-       .dim_v = 256,
-       .queries = 64,
-       .general = true,
-       .listed = true,
-       .keys = 64,
-       .q_stages = 1,
-       .d_o_stages = 1,
-       .in_step = true}};
-};
-
-/// On trial: features with the plain kernel's schedule. Consumers do not meet in each tile, and producer
-/// threads add dQ. Four more warps draw dropout.
-struct LaggedConfigs {
-  static constexpr Config rows[] = {
       {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .producer_warps = 8},
       {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .turns = true, .producer_warps = 8},
       {.dim = 256,
@@ -207,13 +167,6 @@ struct LaggedConfigs {
        .d_o_stages = 1,
        .producer_warps = 8}};
 };
-/// On trial: the plain kernel with one CTA per SM. K, V, Q and dO of the next job are loaded while dK and dV
-/// of this one are stored.
-struct PersistentConfigs {
-  static constexpr Config rows[] = {
-      {.dim = 96, .dim_v = 96, .queries = 64, .preload = true, .persistent = true},
-      {.dim = 128, .dim_v = 128, .queries = 64, .turns = true, .preload = true, .persistent = true}};
-};
 inline constexpr int most_dim = 256;
 
 inline constexpr std::size_t most_shared_bytes = 232448;  ///< the most that a CTA on Hopper can have
@@ -229,9 +182,8 @@ struct FeatureStages {
 /// mask, or 0 without one.
 constexpr FeatureStages stages_of(const Config& c, int element_bytes, bool dropout) {
   const int mask_bytes = (element_bytes > 0 ? c.mask_bytes(element_bytes) : 0) + c.seen_bytes();
-  for (int mask = c.most_mask_stages(); mask > 0; --mask) {
-    for (int kept = dropout ? (c.in_step && element_bytes == 4 ? 1 : 2) : 0; kept >= (dropout ? 1 : 0);
-         --kept) {
+  for (int mask = Config::most_mask_stages; mask > 0; --mask) {
+    for (int kept = dropout ? 2 : 0; kept >= (dropout ? 1 : 0); --kept) {
       if (c.shared_bytes(mask * mask_bytes, kept) <= most_shared_bytes) return {mask, kept};
     }
   }
@@ -244,7 +196,5 @@ constexpr bool fits(const Config& c) {
   return stages_of(c, 4, !c.listed).mask > 0 && stages_of(c, 2, true).mask > 0;
 }
 static_assert(std::ranges::all_of(Configs::rows, fits));
-static_assert(std::ranges::all_of(LaggedConfigs::rows, fits));
-static_assert(std::ranges::all_of(PersistentConfigs::rows, fits));
 
 }  // namespace tilewise::cuda::wgmma_backward

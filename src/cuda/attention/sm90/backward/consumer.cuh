@@ -13,13 +13,6 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-/// The factor that makes S an exponent of 2: scale · log2 e. A scale of 0 becomes a tiny number, which leaves
-/// the result as it is but keeps hidden elements of S, ±inf, from becoming NaN.
-inline __host__ __device__ float exponent_unit(float scale) {
-  const float x = scale * log2e;
-  return fabsf(x) < 1e-30f ? 1e-30f : x;
-}
-
 // Consumers. S and dP are [64 keys, own queries]. Element 4j + e of lane 4g + t is that of key g + 8·(e / 2)
 // of the warp's 16 and of query 8j + 2t + e % 2 of the consumer's.
 
@@ -150,15 +143,10 @@ struct Consumer {
   }
 
   /// Stores a consumer's dQ, the `number`-th, in shared memory: each warp has 16 dims of each panel. The
-  /// caller follows with a fence and publish_dq(), or with add_dq().
+  /// caller follows with a fence and publish_dq().
   template <int at_once>
   __device__ __forceinline__ void stage_dq(const DqPart (&dq)[at_once], int number) const {
-    if constexpr (c.producer_adds_dq()) {
-      wait(shared.dq_empty + group, number % 2 ^ 1);
-    } else {
-      if (lane == 0) wait_stores_read();
-      __syncwarp();  // the bulk copy has read the last dQ, which all lanes overwrite
-    }
+    wait(shared.dq_empty + group, number % 2 ^ 1);
 #pragma unroll
     for (int panel = 0; panel < at_once; ++panel) {
       float* to = shared.dq + (4 * panel + warp) * c.warp_dq_floats() + 4 * lane;
@@ -174,31 +162,6 @@ struct Consumer {
   }
   __device__ __forceinline__ void publish_dq() const { arrive_once(shared.dq_full + group); }
 
-  /// Adds the warp's part of the staged dQ to the sums in global memory, where no producer thread does that.
-  __device__ __forceinline__ void add_dq(int head_q, int tile, int panel) const {
-    fence_async_proxy();
-    __syncwarp();  // all lanes have stored and fenced their dQ, which lane 0 copies
-    const int chunk = 4 * panel + warp % 4;
-    if (lane != 0 || !params.wants_dq || 16 * chunk >= params.sizes.dim_qk) return;
-    const Workspace& workspace = params.workspace;
-    const std::int64_t at =
-        walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile;
-    std::uint32_t* added =
-        workspace.added == nullptr ? nullptr : workspace.added + at * c.dq_chunks() + chunk;
-    std::uint32_t rank = 0;
-    if (added != nullptr) {
-      rank = walk.template rank_in_walk<c>(params.sizes, params.score.blocks, head_q, tile);
-      await_flag(added, rank);
-    }
-    add_floats(workspace.dq + at * (c.dim * c.queries) + c.dq_offset(0, chunk),
-               shared.dq + warp * c.warp_dq_floats(), c.warp_dq_floats() * 4);
-    commit_stores();
-    if (added == nullptr) return;
-    wait_stores();  // the sums must be complete before the next CTA in order adds to them
-    __threadfence();
-    raise_flag(added, rank + 1);
-  }
-
   /// Zeroes rows of Q and dO past a packed sequence's end, which belong to another sequence. P is 0 there,
   /// but the rows may hold infinity or NaN, and 0 times these is NaN.
   __device__ __forceinline__ void clear_rows_past_end(const std::byte* q, const std::byte* d_o,
@@ -209,8 +172,7 @@ struct Consumer {
     static_assert(chunks >= Shared<c>::GradientPanels::chunks);
     // Where registers are short, the thread's number is read again, so that nothing derived from it stays in
     // registers while products run.
-    constexpr bool few_registers = (c.general && !c.in_step) || c.persistent;
-    const int thread = few_registers ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
+    const int thread = c.general ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
     for (int index = thread; index < (c.queries - valid) * chunks; index += c.consumer_threads) {
       const int at = Shared<c>::QueryPanels::offset(valid + index / chunks, index % chunks);
       *reinterpret_cast<uint4*>(const_cast<std::byte*>(q) + at) = {};
@@ -248,28 +210,43 @@ struct Consumer {
                     (walk.first_key + place.first_key()),
         .visible = visible,
         .key_count = walk.key_count};
-    // Replaces S by P times the derivative of softcap, the factor of dS. Rounds P, with 0 for dropped pairs.
-    const auto take = [&](int j, float(&p)[4], const float(&slope)[4]) {
+    MaskForm form = score.mask;
+    const bool masked = has_mask<c>(score, step);
+    const StageOf at = mask_place<c>(score, step);
+    if (masked) {
+      wait(shared.mask_full + at.stage, at.parity);
+      if (c.listed && step.block >= 0) {
+        inputs.seen = seen_pairs<c>(score.blocks, shared.seen + at.stage * (c.seen_bytes() / 4), place);
+      }
+      if (form == MaskForm::boolean && score.mask_rows < 64 && inputs.shows_all()) form = MaskForm::none;
+    }
+    // Each way of computing P has code of its own, so that a call pays for the features that it uses. At head
+    // dims of 65 to 128 there is one way: with two of them ptxas already spills.
+    if constexpr (c.late_dp()) {
+      compute_p_general<T, true, c>(form, s, inputs, taking<true>(s, p_rounded, kept));
+    } else if (score.has_rules() || (score.dropout && form != MaskForm::none)) {
+      compute_p_general<T, true, c>(form, s, inputs, taking<true>(s, p_rounded, kept));
+    } else if (score.dropout) {
+      compute_p_general<T, MaskForm::none, false, c>(s, inputs, taking<true>(s, p_rounded, kept));
+    } else {
+      compute_p_general<T, false, c>(form, s, inputs, taking<false>(s, p_rounded, kept));
+    }
+    if (masked) arrive_once(shared.mask_empty + at.stage);
+    return kept;
+  }
+
+  /// Replaces S by P times the derivative of softcap, the factor of dS. Rounds P, with 0 for dropped pairs.
+  template <bool drops>
+  static __device__ __forceinline__ auto taking(Scores& s, Fragments& p_rounded, std::uint32_t kept) {
+    return [&s, &p_rounded, kept](int j, float(&p)[4], const float(&slope)[4]) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         s[4 * j + e] = p[e] * slope[e];
-        if ((kept >> (4 * j + e) & 1) == 0) p[e] = 0;
+        if (drops && (kept >> (4 * j + e) & 1) == 0) p[e] = 0;
       }
       p_rounded[j / 2][j % 2 * 2] = pack<T>(p[0], p[1]);
       p_rounded[j / 2][j % 2 * 2 + 1] = pack<T>(p[2], p[3]);
     };
-    if (!has_mask<c>(score, step)) {
-      compute_p_general<T, MaskForm::none, c>(s, inputs, take);
-      return kept;
-    }
-    const StageOf at = mask_place<c>(score, step);
-    wait(shared.mask_full + at.stage, at.parity);
-    if (c.listed && step.block >= 0) {
-      inputs.seen = seen_pairs<c>(score.blocks, shared.seen + at.stage * (c.seen_bytes() / 4), place);
-    }
-    compute_p_general<T, c>(score.mask, s, inputs, take);
-    arrive_once(shared.mask_empty + at.stage);
-    return kept;
   }
 
   __device__ __forceinline__ void compute_ds_with_features(Fragments& ds, const Scores& p, const Scores& dp,
@@ -277,10 +254,12 @@ struct Consumer {
                                                            int head_q, int tile) const {
     const LanePlace<c> place(warp, lane_now());
     const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, place);
-    if (params.score.dmask.data == nullptr) {
-      compute_ds_general<T, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    if (params.score.dmask.data != nullptr) {
+      compute_ds_general<T, true, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    } else if (c.late_dp() || params.score.dropout) {
+      compute_ds_general<T, false, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
     } else {
-      compute_ds_general<T, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+      compute_ds_general<T, false, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
     }
   }
 
@@ -300,122 +279,6 @@ struct Consumer {
       own_d_o.advance();
     }
   };
-
-  /// A tile's operands in shared memory, and the keys that its queries see.
-  struct Tile {
-    const std::byte* q;
-    const std::byte* d_o;
-    std::byte* ds;
-    std::byte* p;
-    const float* lse;
-    const float* delta;  ///< like `lse`, from the lane's first query on
-    Visible visible;
-  };
-  __device__ __forceinline__ Tile begin_tile(Scores& s, int tile, int n, const At& at) {
-    const int q = at.q.stage(), d_o = at.d_o().stage();
-    const Tile of{.q = shared.q + q * c.q_bytes(),
-                  .d_o = shared.d_o + d_o * c.d_o_bytes(),
-                  .ds = shared.ds + n % c.ds_stages * c.ds_bytes(),
-                  .p = shared.p + n % c.ds_stages * c.ds_bytes(),
-                  .lse = shared.lse + q * c.queries + place.first_query(),
-                  .delta = shared.delta + d_o * c.queries + place.first_query(),
-                  .visible = Visible::of<c>(params.sizes, walk, tile)};
-    wait(shared.q_full + q, at.q.parity());
-    if (params.sizes.packed) {
-      wait(shared.d_o_full + d_o, at.d_o().parity());
-      clear_rows_past_end(of.q, of.d_o, tile);
-    }
-    start_scores<T, c, c.dim>(s, shared.k, of.q, group);
-    wait(shared.d_o_full + d_o, at.d_o().parity());
-    return of;
-  }
-
-  /// A tile of the general kernel in step, where each consumer has keys of its own. The score rules leave no
-  /// registers for dP, so dP is computed after P, together with dV.
-  __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
-    const int n = step.n;
-    const bool has_dq = !c.dq_alternates() || n % 2 == group;
-    Scores s, dp;
-    Fragments p_rounded, ds;
-    const Tile of = begin_tile(s, step.tile, n, at);
-    wait_products<0>();  // S
-    pin(s);
-    const std::uint32_t kept = compute_p_with_features(s, p_rounded, of.visible, step, at.q.stage());
-    pin(p_rounded);
-    start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
-    start_gradient(dv, p_rounded, of.d_o, n > 0);
-    wait_products<1>();  // dP
-    pin(dp);
-    compute_ds_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
-    store_fragments(of.ds, ds);
-    fence_async_proxy();
-    pin(ds);
-    fence_products();
-    // dS of both consumers is stored. Both have completed dQ of the previous tile, whose stage of dS the next
-    // tile overwrites.
-    sync_some<both_consumers, c.consumer_threads>();
-    const int key_panel = c.dim > 64 ? group : 0;
-    DqPart dq;
-    if (has_dq) {
-      fence_products();
-      start_dq(dq, of.ds, key_panel, 0);
-    } else {
-      commit_products();  // an empty group, so that both consumers wait for the same number of groups
-    }
-    wait_products<1>();  // dV
-    arrive_once(shared.d_o_empty + at.d_o().stage());
-    start_gradient(dk, ds, of.q, n > 0);
-    wait_products<1>();  // dQ
-    if (has_dq) {
-      pin(dq);
-      stage_dq(dq, n);
-      add_dq(step.head_q, step.tile, key_panel);
-    }
-    wait_products<0>();  // dK
-    arrive_once(shared.q_empty + at.q.stage());
-  }
-
-  /// The same where consumers split S and dP by queries, and dK, dV and dQ by dims (`wide`).
-  __device__ __forceinline__ void run_wide_tile(const Step& step, const At& at) {
-    const int n = step.n;
-    Scores s, dp;
-    Fragments p_rounded, ds;
-    const Tile of = begin_tile(s, step.tile, n, at);
-    start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
-    wait_products<1>();  // S
-    pin(s);
-    const std::uint32_t kept = compute_p_with_features(s, p_rounded, of.visible, step, at.q.stage());
-    store_fragments(of.p, p_rounded);
-    wait_products<0>();  // dP
-    pin(dp);
-    compute_ds_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
-    store_fragments(of.ds, ds);
-    fence_async_proxy();
-    // P and dS of both consumers are stored. Both have completed the products of the previous tile, whose
-    // stage the next tile overwrites.
-    sync_some<both_consumers, c.consumer_threads>();
-    fence_products();
-    start_wide_gradient(dv, of.p, of.d_o, c.first_dv_panel(group), n > 0);
-    const int dq_panel = c.first_dq_panel(group);
-    DqPart dq;
-    start_dq(dq, of.ds, dq_panel, 0);
-    wait_products<1>();  // dV
-    arrive_once(shared.d_o_empty + at.d_o().stage());
-    start_wide_gradient(dk, of.ds, of.q, c.first_dk_panel(group), n > 0);
-    wait_products<1>();  // dQ
-    pin(dq);
-    stage_dq(dq, 0);
-    static_assert(dq_panels == 2);
-    wait_products<0>();  // dK
-    arrive_once(shared.q_empty + at.q.stage());
-    add_dq(step.head_q, step.tile, dq_panel);
-    fence_products();
-    start_dq(dq, of.ds, dq_panel + 1, 0);
-    wait_products<0>();
-    pin(dq);
-    stage_dq(dq, 0);
-    add_dq(step.head_q, step.tile, dq_panel + 1);
-  }
 
   // The plain kernel.
 
@@ -471,17 +334,15 @@ struct Consumer {
   /// The mainloop of the plain kernel, where each consumer has keys of its own. No product is in flight from
   /// one tile to the next: otherwise ptxas would serialize all products.
   ///
-  /// `at` and `done`, the number of tiles of earlier jobs, continue from job to job.
-  __device__ __forceinline__ void run_plain(At& at, int& done) {
-    const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
+  __device__ __forceinline__ void run_plain() {
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.own_heads();
     if (count <= 0) return;
     const int key_panel = c.dim > 64 ? group : 0, ds_panel = c.dq_by_queries() ? group : 0;
     // Stage and parity of dS of tile n. For n = −1 the wait for "full" returns at once.
     const auto ds_stage = [](int n) { return n & 1; };
     const auto ds_parity = [](int n) { return static_cast<std::uint32_t>(n >> 1 & 1); };
     const auto ds_smem = [&](int n) { return shared.ds + ds_stage(n) * c.ds_bytes(); };
-    const int end = done + count;
-    bool later = false;  // whether this is not the job's first tile
+    At at;
     Scores s, dp;
     DqPart dq;
     int tile = walk.end_tile - 1;
@@ -489,8 +350,8 @@ struct Consumer {
     preload_lse(s, at);
     if (c.turns && group == 1) arrive_for_sync(first_turn);
 #pragma unroll 1
-    for (int n = done; n < end; ++n) {
-      const bool more = n + 1 < end, adds = c.persistent ? later : n > 0;
+    for (int n = 0; n < count; ++n) {
+      const bool more = n + 1 < count;
       Fragments p_rounded, ds;
       start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
       start_dp(dp, at);
@@ -505,46 +366,40 @@ struct Consumer {
       pin(ds);
       fence_products();
       start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);  // for the first tile, the result is dropped
-      start_gradient(dv, p_rounded, d_o_smem(at), adds);
-      start_gradient(dk, ds, q_smem(at), adds);
+      start_gradient(dv, p_rounded, d_o_smem(at), n > 0);
+      start_gradient(dk, ds, q_smem(at), n > 0);
       At next = at;
       next.advance();
       if (--tile < walk.first_tile) tile = walk.end_tile - 1;
       wait_products<2>();  // dQ
       pin(dq);
-      if (adds) {
+      if (n > 0) {
         arrive_once(shared.ds_empty + ds_stage(n - 1));
         stage_dq(dq, n - 1);
-      } else if (c.persistent && n > 0) {
-        // The first tile of a later job drops this dQ, but it has read the last dS of the job before.
-        arrive_once(shared.ds_empty + ds_stage(n - 1));
       }
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
       wait_for_q(next, tile, more);
-      // After a job's last tile, `next` may belong to the next job.
-      preload_lse(s, more || !c.persistent ? next : at);
+      preload_lse(s, next);
       wait_products<0>();  // dK
       arrive_once(shared.q_empty + at.q.stage());
-      if (adds) {
+      if (n > 0) {
         fence_async_proxy();  // while products run, it would take longer
         publish_dq();
       }
       at = next;
-      later = true;
     }
-    wait(shared.ds_full + ds_stage(end - 1), ds_parity(end - 1));
+    wait(shared.ds_full + ds_stage(count - 1), ds_parity(count - 1));
     fence_products();
-    start_dq(dq, ds_smem(end - 1), key_panel, ds_panel);
+    start_dq(dq, ds_smem(count - 1), key_panel, ds_panel);
     wait_products<0>();
     pin(dq);
-    stage_dq(dq, end - 1);
+    stage_dq(dq, count - 1);
     fence_async_proxy();
     publish_dq();
-    done = end;
   }
 
-  // The general kernel where consumers are not in step.
+  // The general kernel.
 
   /// Waits for Q of the next tile and reads its Step. Returns false at the end of the walk.
   __device__ __forceinline__ bool next_step(Step& step, const At& at) const {
@@ -643,7 +498,7 @@ struct Consumer {
   /// The mainloop where consumers split S and dP by queries, and dK, dV and dQ by dims (`wide`), with or
   /// without features.
   __device__ __forceinline__ void run_wide() {
-    const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.own_heads();
     if (!c.general && count <= 0) return;
     constexpr int at_once = c.dq_panels_at_once(known == 1 ? 1 : 0), rounds = dq_panels / at_once;
     const int dq_panel = c.first_dq_panel(group);
@@ -724,48 +579,20 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void clear_sums() {
+  __device__ __forceinline__ void run() {
 #pragma unroll
     for (int n = 0; n < dk_dims / 2; ++n) dk[n] = 0;
 #pragma unroll
     for (int n = 0; n < dv_dims / 2; ++n) dv[n] = 0;
-  }
-  __device__ __forceinline__ void run() {
-    clear_sums();
-    if constexpr (c.wide() && !c.in_step) {
+    if constexpr (c.wide()) {
       run_wide();
-    } else if constexpr (!c.general) {
-      At at;
-      int done = 0;
-      run_plain(at, done);
-    } else if constexpr (!c.in_step) {
+    } else if constexpr (c.general) {
       run_features();
     } else {
-      At at;
-      const auto run_step = [&](const Step& step) {
-        if constexpr (c.wide()) {
-          run_wide_tile(step, at);
-        } else {
-          run_tile(step, at);
-        }
-        at.advance();
-      };
-      if constexpr (c.listed) {
-        // The producer walks the lists and publishes each tile: consumers have no registers for that.
-#pragma unroll 1
-        while (true) {
-          wait(shared.q_full + at.q.stage(), at.q.parity());
-          const Step step = shared.steps[at.q.stage()];
-          if (step.tile < 0) break;
-          run_step(step);
-        }
-      } else {
-        for_each_tile<c>(params, walk, run_step);
-      }
+      run_plain();
     }
     pin(dk);
     pin(dv);
-    if (!c.producer_adds_dq() && lane == 0) wait_stores();
   }
 
   /// Rounds a consumer's part of dK or dV and stores it in shared memory.
@@ -785,7 +612,7 @@ struct Consumer {
     using Panels = typename Shared<c>::KeyPanels;
     if (!rows.wanted) return;
     std::byte* first =
-        row_of_halves(rows, walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
+        row_of_halves(rows, walk.entry.place, walk.head, walk.entry.first_k + walk.first_key);
     const int count = walk.template written<c>(params.sizes);
 #pragma unroll 1
     for (int index = static_cast<int>(threadIdx.x); index < c.keys * Panels::chunks;
@@ -796,12 +623,12 @@ struct Consumer {
           *reinterpret_cast<const uint4*>(from_smem + Panels::offset(row, chunk));
     }
   }
-  /// Writes dK or dV in f32, which a piece of a whole has, from registers to global memory.
+  /// Writes dK or dV in f32, which a split and a piece of a whole have, from registers to global memory.
   template <int size>
   __device__ void store_rows_f32(const Rows& rows, int dims, const float (&sums)[size], int first_chunk,
                                  float factor) const {
     if (!rows.wanted) return;
-    std::byte* first = rows.at(walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
+    std::byte* first = rows.at(walk.entry.place, walk.head, walk.entry.first_k + walk.first_key);
     const int count = walk.template written<c>(params.sizes);
 #pragma unroll
     for (int n = 0; n < size / 2; ++n) {  // pairs of dims
@@ -817,21 +644,13 @@ struct Consumer {
     const bool dk_is_f32 = params.dk.dtype == DType::f32, dv_is_f32 = params.dv.dtype == DType::f32;
     if (dk_is_f32) store_rows_f32(params.dk, params.sizes.dim_qk, dk, dk_chunk, params.scale);
     if (dv_is_f32) store_rows_f32(params.dv, params.sizes.dim_v, dv, dv_chunk, params.dv_scale);
-    // In a persistent CTA the next job's K and V are being loaded, so dK and dV go through the buffers of dS
-    // and dQ.
-    static_assert(!c.persistent || c.k_bytes() + c.v_bytes() <=
-                                       c.ds_stages * c.ds_bytes() + c.dq_buffers() * 16 * c.warp_dq_floats());
-    std::byte* dk_smem = c.persistent ? shared.ds : shared.k;
-    std::byte* dv_smem = c.persistent ? shared.ds + c.k_bytes() : shared.v;
     sync_some<both_consumers,
               c.consumer_threads>();  // no product of either consumer reads the buffers any more
-    stage_rows(dk_smem, dk, dk_chunk, params.scale);
-    stage_rows(dv_smem, dv, dv_chunk, params.dv_scale);
+    stage_rows(shared.k, dk, dk_chunk, params.scale);
+    stage_rows(shared.v, dv, dv_chunk, params.dv_scale);
     sync_some<both_consumers, c.consumer_threads>();  // both consumers have stored their rows
-    if (!dk_is_f32) store_rows(params.dk, params.sizes.dim_qk, dk_smem);
-    if (!dv_is_f32) store_rows(params.dv, params.sizes.dim_v, dv_smem);
-    // Both consumers have read the rows, which dS and dQ of the next job overwrite.
-    if constexpr (c.persistent) sync_some<both_consumers, c.consumer_threads>();
+    if (!dk_is_f32) store_rows(params.dk, params.sizes.dim_qk, shared.k);
+    if (!dv_is_f32) store_rows(params.dv, params.sizes.dim_v, shared.v);
   }
 };
 

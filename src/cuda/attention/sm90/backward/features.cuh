@@ -17,10 +17,8 @@ namespace tilewise::cuda::wgmma_backward {
 
 // The features of the general kernel: softcap, ALiBi, masks with their gradient, block masks and dropout.
 //
-// A mask is loaded by TMA, like Q: 64 queries x 128 keys, in swizzled boxes of 128 bytes of keys. With
-// consumers in step, one stage is enough: it is loaded while they run the products of the previous tile.
-// Producer warps that are otherwise idle draw dropout's random numbers, so consumers read only a bit per
-// pair.
+// A mask is loaded by TMA, like Q: 64 queries x 128 keys, in swizzled boxes of 128 bytes of keys. Producer
+// warps draw dropout's random numbers, so consumers read only a bit per pair.
 //
 // S and dP are transposed: element 4j + 2h + e of lane 4g + t is that of key g + 8h of the warp's 16 and of
 // query 8j + 2t + e.
@@ -42,8 +40,8 @@ __device__ __forceinline__ void for_each_tile(const TileParams& params, const Wa
   const Sizes& sizes = params.sizes;
   Step step{.block = block_full};
 #pragma unroll 1
-  for (int head = 0; head < sizes.group; ++head) {
-    step.head_q = walk.head_kv * sizes.group + head;
+  for (int head = 0; head < sizes.own_heads(); ++head) {
+    step.head_q = walk.first_head_q(sizes) + head;
     if constexpr (c.listed) {
       const BlockLists& blocks = params.score.blocks;
       const std::int64_t row = blocks.row(walk.entry.b, step.head_q, walk.first_key / blocks.keys);
@@ -101,7 +99,7 @@ __device__ __forceinline__ void copy_mask(const TileParams& params, std::byte* t
 /// The stage of a tile's mask and bits.
 template <Config c>
 __device__ __forceinline__ StageOf mask_place(const ScoreParams& score, const Step& step) {
-  return {mask_number<c>(step), c.in_step ? 1 : score.mask_stages};
+  return {mask_number<c>(step), score.mask_stages};
 }
 
 /// Loads the masks and block masks' bits of all tiles that have any. Called by one thread.
@@ -133,55 +131,28 @@ struct DropoutTile {
   int head;  ///< number among the query heads of all entries
 };
 
-/// Draws dropout's bits of a tile, with `warps` warps. A lane draws four keys of a query, a warp all keys of
-/// one or two queries. The lane's number and the tile are computed again where they are used, since producers
-/// have few registers.
+/// Draws dropout's bits of a tile, with `warps` warps. A lane draws eight keys of a query and stores them as a
+/// byte. The lane's number and the tile are computed again where they are used, since producers have few
+/// registers.
 template <Config c, typename Which>
-__device__ __forceinline__ void draw_words(const ScoreParams& score, const volatile Words& words,
-                                           std::uint32_t* to_smem, const Which& which, int warp, int warps) {
-  constexpr int lanes = c.keys / 4;  // lanes per query
+__device__ __forceinline__ void draw_bits(const ScoreParams& score, const volatile Words& words,
+                                          std::uint32_t* to_smem, const Which& which, int warp, int warps) {
+  constexpr int lanes = c.keys / 8;  // lanes per query
   constexpr int at_once = 32 / lanes;
+  auto* bytes = reinterpret_cast<std::uint8_t*>(to_smem);
 #pragma unroll 1
   for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
     const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
       const DropoutTile tile = which();
-      return {static_cast<std::uint32_t>(tile.first_key / 4 + lane % lanes),
+      return {static_cast<std::uint32_t>(tile.first_key / 8 + lane % lanes),
               static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
               static_cast<std::uint32_t>(tile.head), words.stream};
     };
     const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
     std::uint32_t bits = 0;
 #pragma unroll
-    for (int key = 0; key < 4; ++key) bits |= (drawn[key] >= score.kept.threshold ? 1u : 0u) << key;
-    const int lane = lane_now();
-    bits <<= lane % 8 * 4;
-#pragma unroll
-    for (int other = 1; other < 8; other *= 2) bits |= __shfl_xor_sync(~0u, bits, other);
-    if (lane % 8 == 0) to_smem[lane % lanes / 8 * c.queries + r + lane / lanes] = bits;
-  }
-  __syncwarp();  // all lanes have stored their words, and lane 0 signals them
-}
-
-/// The same, but a lane draws eight keys of a query, with two draws in sequence, and stores them as a byte.
-template <Config c, typename Which>
-__device__ __forceinline__ void draw_bytes(const ScoreParams& score, const volatile Words& words,
-                                           std::uint32_t* to_smem, const Which& which, int warp, int warps) {
-  constexpr int lanes = c.keys / 8;  // lanes per query
-  constexpr int at_once = 32 / lanes;
-  auto* bytes = reinterpret_cast<std::uint8_t*>(to_smem);
-#pragma unroll 1
-  for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
-    std::uint32_t bits = 0;
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const DropoutTile tile = which();
-      const int lane = lane_now();
-      const auto drawn = philox({static_cast<std::uint32_t>(tile.first_key / 4 + 2 * (lane % lanes) + half),
-                                 static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
-                                 static_cast<std::uint32_t>(tile.head), words.stream},
-                                {words.key_low, words.key_high});
-#pragma unroll
-      for (int n = 0; n < 4; ++n) bits = bits >> 1 | (drawn[n] >= score.kept.threshold ? 128u : 0u);
+    for (int key = 0; key < 8; ++key) {
+      bits |= (DropoutMask::half(drawn[key % 4], key) >= score.kept.threshold ? 1u : 0u) << key;
     }
     const int lane = lane_now(), chunk = lane % lanes;
     bytes[chunk / 4 * c.queries * 4 + (r + lane / lanes) * 4 + chunk % 4] = static_cast<std::uint8_t>(bits);
@@ -193,15 +164,11 @@ __device__ __forceinline__ void draw_bytes(const ScoreParams& score, const volat
 template <Config c>
 __device__ void draw_dropout(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                              int warps) {
-  if (c.in_step || warp == 0) {  // in step, both warps write the same values
+  if (warp == 0) {
     shared.words->first_key = walk.first_key;
     shared.words->first_head = walk.entry.b * params.sizes.heads_q;
   }
-  if constexpr (c.in_step) {
-    __syncwarp();
-  } else {
-    sync_some<words_written, 32 * c.dropout_warps()>();  // the first warp has written the words
-  }
+  sync_some<words_written, 32 * c.dropout_warps()>();  // the first warp has written the words
   for_each_tile<c>(params, walk, [&](const Step& step) {
     const StageOf at(step.n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
@@ -210,11 +177,7 @@ __device__ void draw_dropout(const TileParams& params, const Shared<c>& shared, 
       return {words.first_key, step.tile * c.queries, words.first_head + step.head_q};
     };
     std::uint32_t* to_smem = shared.kept + at.stage * c.kept_words() * c.queries;
-    if constexpr (c.in_step) {
-      draw_words<c>(params.score, *shared.words, to_smem, which, warp, warps);
-    } else {
-      draw_bytes<c>(params.score, *shared.words, to_smem, which, warp, warps);
-    }
+    draw_bits<c>(params.score, *shared.words, to_smem, which, warp, warps);
     if (lane_now() == 0) arrive(shared.kept_full + at.stage);
   });
 }
@@ -234,6 +197,13 @@ struct LanePlace {
   __device__ int first_key() const { return key + lane / 4; }
   __device__ int first_query() const { return query + lane % 4 * 2; }
 };
+
+/// The factor that makes S an exponent of 2: scale · log2 e. A scale of 0 becomes a tiny number, which leaves
+/// the result as it is but keeps hidden elements of S, ±inf, from becoming NaN.
+inline __host__ __device__ float exponent_unit(float scale) {
+  const float x = scale * log2e;
+  return fabsf(x) < 1e-30f ? 1e-30f : x;
+}
 
 /// What a lane needs to compute P of a tile from S.
 template <Config c>
@@ -286,6 +256,12 @@ struct TileInputs {
     }
   }
 
+  /// For a boolean mask whose row all queries share: whether it shows all keys of the warp.
+  __device__ __forceinline__ bool shows_all() const {
+    const std::byte* row = mask_smem + place.key + place.lane / 4;
+    return __all_sync(~0u, row[0] != std::byte{0} && row[8] != std::byte{0});
+  }
+
   __device__ __forceinline__ bool hidden(int j, int e) const {
     const int key = place.first_key() + e / 2 * 8;
     const int r = place.first_query() + 8 * j + e % 2;
@@ -294,12 +270,14 @@ struct TileInputs {
 };
 
 /// Computes P from S: calls take(j, p, slope) for the lane's four pairs among queries [8j, 8j + 8), `slope`
-/// being the derivative of softcap. Each step of the score is rounded as in score_of(), which far_rows_kernel
-/// uses.
-template <typename T, MaskForm form, Config c, typename Take>
+/// being the derivative of softcap. Without `rules` there is neither softcap nor ALiBi. Where rows may be far
+/// ones, each step of the score is rounded as in score_of(), which far_rows_kernel uses.
+template <typename T, MaskForm form, bool rules, Config c, typename Take>
 __device__ __forceinline__ void compute_p_general(float (&s)[c.own_queries() / 2], const TileInputs<c>& tile,
                                                   const Take& take) {
   const ScoreParams& score = tile.score;
+  constexpr bool may_be_far = rules || form == MaskForm::half || form == MaskForm::single;
+  const float unit = exponent_unit(score.scale);
 #pragma unroll
   for (int two = 0; two < c.own_queries() / 16; ++two) {
     float mask[8];
@@ -308,9 +286,16 @@ __device__ __forceinline__ void compute_p_general(float (&s)[c.own_queries() / 2
     for (int half = 0; half < 2; ++half) {
       const int j = 2 * two + half;
       float x[4], slope[4] = {1, 1, 1, 1};
+      const float2 lse = *reinterpret_cast<const float2*>(tile.lse_smem + 8 * j);
+      if constexpr (may_be_far) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = __fmul_rn(s[4 * j + e], score.scale);
-      if (score.cap > 0) {
+        for (int e = 0; e < 4; ++e) x[e] = __fmul_rn(s[4 * j + e], score.scale);
+      } else {
+        const float low = -lse.x * log2e, high = -lse.y * log2e;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = fmaf(s[4 * j + e], unit, e % 2 == 0 ? low : high);
+      }
+      if (rules && score.cap > 0) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float tangent = tanh_of(x[e]);
@@ -318,7 +303,7 @@ __device__ __forceinline__ void compute_p_general(float (&s)[c.own_queries() / 2
           x[e] = __fmul_rn(tangent, score.cap);
         }
       }
-      if (score.alibi) {
+      if (rules && score.alibi) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int distance = tile.distance + 8 * j + e % 2 - e / 2 * 8;
@@ -341,31 +326,33 @@ __device__ __forceinline__ void compute_p_general(float (&s)[c.own_queries() / 2
           if ((tile.seen >> (4 * j + e) & 1) == 0) x[e] = minus_infinity;
         }
       }
-      const float2 lse = *reinterpret_cast<const float2*>(tile.lse_smem + 8 * j);
-      const float2 offset = *reinterpret_cast<const float2*>(tile.offset_smem + 8 * j);
+      if constexpr (may_be_far) {
+        const float2 offset = *reinterpret_cast<const float2*>(tile.offset_smem + 8 * j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          x[e] = fmaf(x[e] - (e % 2 == 0 ? lse.x : lse.y), log2e, e % 2 == 0 ? offset.x : offset.y);
+        }
+      }
       float p[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        p[e] =
-            exp2_approx(fmaf(x[e] - (e % 2 == 0 ? lse.x : lse.y), log2e, e % 2 == 0 ? offset.x : offset.y));
-      }
+      for (int e = 0; e < 4; ++e) p[e] = exp2_approx(x[e]);
       take(j, p, slope);
     }
   }
 }
 
 /// The same with a mask form that is known at run time.
-template <typename T, Config c, typename Take>
+template <typename T, bool rules, Config c, typename Take>
 __device__ __forceinline__ void compute_p_general(MaskForm form, float (&s)[c.own_queries() / 2],
                                                   const TileInputs<c>& tile, const Take& take) {
-  if (c.listed && form == MaskForm::none) {
-    compute_p_general<T, MaskForm::none, c>(s, tile, take);
+  if (form == MaskForm::none) {
+    compute_p_general<T, MaskForm::none, rules, c>(s, tile, take);
   } else if (form == MaskForm::boolean) {
-    compute_p_general<T, MaskForm::boolean, c>(s, tile, take);
+    compute_p_general<T, MaskForm::boolean, rules, c>(s, tile, take);
   } else if (form == MaskForm::half) {
-    compute_p_general<T, MaskForm::half, c>(s, tile, take);
+    compute_p_general<T, MaskForm::half, rules, c>(s, tile, take);
   } else {
-    compute_p_general<T, MaskForm::single, c>(s, tile, take);
+    compute_p_general<T, MaskForm::single, rules, c>(s, tile, take);
   }
 }
 
@@ -420,7 +407,7 @@ struct MaskGradient {
 
 /// Computes dS from P times the derivative of softcap, and dP, which is 0 for dropped pairs; rounds it.
 /// `delta_smem` is delta from the lane's first query on. Also stores the mask's gradient if `wants_dmask`.
-template <typename T, bool wants_dmask, Config c>
+template <typename T, bool wants_dmask, bool drops, Config c>
 __device__ __forceinline__ void compute_ds_general(std::uint32_t (&ds)[c.own_queries() / 16][4],
                                                    const float (&p)[c.own_queries() / 2],
                                                    const float (&dp)[c.own_queries() / 2],
@@ -432,8 +419,9 @@ __device__ __forceinline__ void compute_ds_general(std::uint32_t (&ds)[c.own_que
     float x[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float own = (kept >> (4 * j + e) & 1) == 0 ? 0.0f : dp[4 * j + e];
-      x[e] = p[4 * j + e] * fmaf(own, keep_scale, e % 2 == 0 ? -delta.x : -delta.y);
+      const float minus_delta = e % 2 == 0 ? -delta.x : -delta.y;
+      const float own = drops && (kept >> (4 * j + e) & 1) == 0 ? 0.0f : dp[4 * j + e];
+      x[e] = p[4 * j + e] * (drops ? fmaf(own, keep_scale, minus_delta) : own + minus_delta);
     }
     if constexpr (wants_dmask) {
 #pragma unroll

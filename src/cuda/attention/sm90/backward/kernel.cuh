@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/attention/sm90/backward/consumer.cuh"
-#include "cuda/attention/sm90/backward/jobs.cuh"
 #include "cuda/attention/sm90/backward/producer.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/dynamic_shared.cuh"
@@ -34,10 +33,10 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   constexpr Config c = Table::rows[row];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
-  const int mask_stages = c.in_step ? 1 : params.score.mask_stages;
+  const int mask_stages = params.score.mask_stages;
   const Shared<c> shared(first_smem, c.general ? mask_stages * params.score.mask_bytes(c) : 0,
                          mask_stages * c.seen_bytes());
-  const bool counted = !c.persistent && params.workspace.ticket != nullptr;
+  const bool counted = params.workspace.ticket != nullptr;
   if (threadIdx.x == 0) {
     shared.init_barriers(c.dropout_warps());
     if constexpr (c.general) {
@@ -51,7 +50,6 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   }
   let_next_kernel_start();
   __syncthreads();  // barriers and words are initialised; the last barrier of the whole CTA
-  if constexpr (c.persistent) return run_jobs<T, c>(params, shared);
   const Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
   if (params.sizes.packed && walk.key_count == 0) return;  // no sequence owns the keys
   if (threadIdx.x >= c.consumer_threads) {
@@ -77,20 +75,13 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     // The kernels before the previous one wrote Q, K, V and dO, and the previous one waited for them. It
     // writes the rows' values itself.
     if (!first_lane) return;
-    if constexpr (c.producer_adds_dq()) {
-      if (warp == 1 || warp == 2) {
-        wait_for_previous_kernel();  // the previous kernel clears the sums
-        std::uint32_t parity = 0;
-        add_dq_sums<c>(params, shared, walk, warp - 1, parity);
-        return;
-      }
+    if (warp == 1 || warp == 2) {
+      wait_for_previous_kernel();  // the previous kernel clears the sums
+      return add_dq_sums<c>(params, shared, walk, warp - 1);
     }
     if (warp != 0) return;
     wait_for_previous_kernel();
-    Ring<c.q_stages> q_at;
-    Ring<c.d_o_stages> d_o_at;
-    load_queries<c>(params, shared, walk, q_at, d_o_at);
-    return;
+    return load_queries<c>(params, shared, walk);
   }
   take_registers<c.consumer_registers()>();
   if constexpr (!c.wide() || c.even()) {

@@ -29,7 +29,13 @@ namespace tilewise::cuda::wgmma_backward {
 
 enum class PairSum { delta, dmask };
 
-/// Numbers of stages. The tiles are those of the tile kernel's Config.
+/// The tile kernel's Config, with half of its producer warps: nothing of dQ has to be added.
+constexpr Config pair_config(Config c) {
+  c.producer_warps = 4;
+  return c;
+}
+
+/// Numbers of stages.
 struct PairStages {
   static constexpr int k = 2;      ///< stages of K and V
   static constexpr int steps = 2;  ///< steps that are published ahead
@@ -316,7 +322,7 @@ __device__ void draw_pairs(const PairParams& params, const PairShared<c>& shared
     const auto which = [&]() -> DropoutTile {
       return {step.first_key, step.tile * c.queries, step.b * params.tile.sizes.heads_q + step.head_q};
     };
-    draw_words<c>(params.tile.score, *shared.words, shared.kept, which, warp, warps);
+    draw_bits<c>(params.tile.score, *shared.words, shared.kept, which, warp, warps);
     if (lane_now() == 0) arrive(shared.kept_full);
   }
 }
@@ -406,7 +412,7 @@ struct PairConsumer {
           .seen = seen};
       wait_products<1>();  // S
       pin(s);
-      compute_p_general<T, c>(score.mask, s, inputs, [&](int j, const float(&p)[4], const float(&)[4]) {
+      compute_p_general<T, true, c>(score.mask, s, inputs, [&](int j, const float(&p)[4], const float(&)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[4 * j + e] = p[e];
       });
@@ -543,9 +549,9 @@ struct PairConsumer {
 };
 
 template <typename T, typename Table, int row, PairSum sum>
-__global__ void __launch_bounds__(Table::rows[row].threads(), 1)
+__global__ void __launch_bounds__(pair_config(Table::rows[row]).threads(), 1)
     pair_kernel(const __grid_constant__ PairParams params) {
-  constexpr Config c = Table::rows[row];
+  constexpr Config c = pair_config(Table::rows[row]);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(PairShared<c>::bytes(c.mask_bytes(4), true) <= most_shared_bytes);
   static_assert(c.dim == c.dim_v);  // V has the layout of K, and dO that of Q

@@ -7,6 +7,7 @@
 #include "attention/call.h"
 #include "cuda/attention/common/turns.h"
 #include "cuda/attention/sm90/backward/config.h"
+#include "cuda/attention/sm90/backward/splits.h"
 
 namespace tilewise::cuda::wgmma_backward {
 
@@ -23,9 +24,11 @@ struct Workspace {
   /// [query tiles, dim / 16, queries / 8, 128]: dQ / scale, in the order in which wgmma's lanes hold dQᵀ.
   float* dq = nullptr;
   int tiles = 0;  ///< query tiles per head
+  /// With splits, [entries, Hkv, splits, rows of keys, dims]: each split's dK and dV.
+  float* dk = nullptr;
+  float* dv = nullptr;
   // For a deterministic dQ, CTAs add to it in the order of their keys.
-  /// The number of CTAs that have started (of persistent CTAs, the jobs taken): a CTA waits only for those
-  /// that started before it.
+  /// The number of CTAs that have started: a CTA waits only for those that started before it.
   std::uint32_t* ticket = nullptr;
   std::uint32_t* added = nullptr;  ///< [query tiles, dq_chunks]: number of CTAs that have added to the part
 };
@@ -33,6 +36,7 @@ struct Workspace {
 /// Sizes of the tensors, and what decides which keys a query sees.
 struct Sizes {
   int batch, heads_q, heads_kv, group;
+  Splits splits;
   int length_q, length_k;  ///< of the longest sequence, if packed
   int dim_qk, dim_v;
   std::int64_t left, right;  ///< width of the band
@@ -40,6 +44,9 @@ struct Sizes {
   Indices key_lengths;  ///< [B], or null
   bool packed;
   Starts starts_q, starts_k;  ///< of packed sequences
+
+  /// Query heads of a CTA.
+  constexpr int own_heads() const { return group / splits.heads; }
 };
 
 struct DeltaParams {
@@ -104,6 +111,7 @@ struct ScoreParams {
   DmaskParams dmask;
   BlockLists blocks;
 
+  constexpr bool has_rules() const { return cap > 0 || alibi; }
   /// Whether a tile may have a mask or bits of a block mask.
   constexpr bool has_masks() const { return mask != MaskForm::none || blocks.bits != nullptr; }
   constexpr int mask_bytes_log2() const {
@@ -156,6 +164,16 @@ struct DqParams {
   Rows dq;
   Workspace workspace;
   float scale;
+};
+
+/// Parameters of the kernel that adds the splits' dK and dV.
+struct JoinParams {
+  std::int64_t heads, rows;  ///< heads of all entries
+  int heads_kv, splits;
+  int dim_qk, dim_v;
+  Rows dk, dv;
+  const float* split_dk;
+  const float* split_dv;
 };
 
 struct SinkParams {

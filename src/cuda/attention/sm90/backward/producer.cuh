@@ -8,10 +8,9 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-/// Number of threads that load K and V: all producer threads, or, in a persistent CTA, where the others have
-/// other work at that time, the first warp.
+/// Number of threads that load K and V.
 template <Config c>
-inline constexpr int loading_threads = 32 * (c.persistent ? 1 : c.producer_warps);
+inline constexpr int loading_threads = 32 * c.producer_warps;
 
 /// Fills a tile with the first `dims` elements of `valid` rows, and with zeros elsewhere. Called by the
 /// loading_threads.
@@ -33,7 +32,7 @@ template <Config c>
 __device__ void load_keys(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const int thread = static_cast<int>(threadIdx.x) - c.consumer_threads;
   const Sizes& sizes = params.sizes;
-  const int row = walk.entry.first_k + walk.first_key;
+  const int row = walk.entry.first_k + walk.first_key, head_kv = walk.head_kv(sizes);
   const std::int64_t end = sizes.packed ? sizes.starts_k.rows : sizes.length_k;
   const auto in_tensor = static_cast<int>(min(std::int64_t{c.keys}, end - row));
   if (walk.key_count == in_tensor) {
@@ -42,7 +41,7 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
     const auto copy = [&](std::byte* to, const CUtensorMap& map, int panels) {
       for (int panel = 0; panel < panels; ++panel) {
         copy_box(to + panel * Shared<c>::KeyPanels::panel_bytes, map, shared.keys_full, 64 * panel, row,
-                 walk.head_kv, walk.entry.place);
+                 head_kv, walk.entry.place);
       }
     };
     copy(shared.k, params.k, c.panels());
@@ -50,7 +49,7 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
     return;
   }
   const auto first = [&](const Rows& rows) {
-    return row_of_halves(rows, walk.entry.place, walk.head_kv, row);
+    return row_of_halves(rows, walk.entry.place, head_kv, row);
   };
   copy_valid_rows<typename Shared<c>::KeyPanels, c>(
       shared.k, first(params.k_rows), params.k_rows.stride_s * 2, walk.key_count, sizes.dim_qk, thread);
@@ -59,19 +58,17 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
   commit_copies();
   wait_copies<0>();
   fence_async_proxy();
-  if constexpr (c.persistent) {
-    __syncwarp();  // all lanes' rows have arrived
-  } else {
-    sync_some<all_producers, loading_threads<c>>();  // all threads' rows have arrived
-  }
+  sync_some<all_producers, loading_threads<c>>();  // all threads' rows have arrived
   if (thread == 0) arrive(shared.keys_full);
 }
 
-/// Loads Q, dO and the values of their rows, tile by tile. Called by one thread.
+/// Loads Q, dO and the values of their rows, tile by tile. Called by one thread. With features it publishes
+/// each tile as a Step in shared memory, since consumers have too few registers to find the tiles themselves.
 template <Config c>
-__device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk,
-                             Ring<c.q_stages>& q_at, Ring<c.d_o_stages>& d_o_at) {
+__device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const Workspace& workspace = params.workspace;
+  Ring<c.q_stages> q_at;
+  Ring<c.d_o_stages> d_o_at;
   for_each_tile<c>(params, walk, [&](const Step& step) {
     const int head_q = step.head_q, tile = step.tile;
     const int row = walk.entry.first_q + tile * c.queries;
@@ -87,10 +84,10 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
       }
     };
     const int q = q_at.stage(), d_o = d_o_at.stage();
-    if constexpr (c.publishes_steps()) {
+    if constexpr (c.general) {
       wait(shared.q_empty + q, q_at.parity() ^ 1);
       shared.steps[q] = step;
-      if constexpr (!c.in_step) shared.visible[q] = Visible::of<c>(params.sizes, walk, tile);
+      shared.visible[q] = Visible::of<c>(params.sizes, walk, tile);
     }
     load(shared.q + q * c.q_bytes(), params.q, c.panels(), (c.general ? 8 : 4) * c.queries, shared.q_full + q,
          shared.q_empty + q, q_at.parity());
@@ -105,7 +102,7 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
     q_at.advance();
     d_o_at.advance();
   });
-  if constexpr (c.publishes_steps()) {  // publish the end of the walk
+  if constexpr (c.general) {  // publish the end of the walk
     wait(shared.q_empty + q_at.stage(), q_at.parity() ^ 1);
     shared.steps[q_at.stage()].tile = -1;
     arrive(shared.q_full + q_at.stage());
@@ -115,9 +112,9 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
 /// Adds a consumer's dQ of each tile to the sums in global memory. Called by one producer thread per
 /// consumer.
 template <Config c>
-__device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, const Walk& walk, int group,
-                            std::uint32_t& parity) {
+__device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, const Walk& walk, int group) {
   const Workspace& workspace = params.workspace;
+  std::uint32_t parity = 0;
   const int half = c.dq_by_queries() ? group : 0;
   const int at_once = c.wide() ? c.dq_panels_at_once(group) : 1;
   const int first_panel = c.wide() ? c.first_dq_panel(group) : c.dim > 64 ? group : 0;

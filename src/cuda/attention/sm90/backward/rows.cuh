@@ -51,8 +51,7 @@ __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constan
   }
   if (workspace.ticket != nullptr) {
     if (thread == 0) *workspace.ticket = 0;
-    const std::int64_t counts = c.persistent && workspace.added == nullptr ? 0 : tiles * c.dq_chunks();
-    for (std::int64_t n = thread; n < counts; n += threads) workspace.added[n] = 0;
+    for (std::int64_t n = thread; n < tiles * c.dq_chunks(); n += threads) workspace.added[n] = 0;
   }
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const std::int64_t count = tiles * c.queries;
@@ -149,6 +148,45 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
     if (r >= count || chunk * 8 >= sizes.dim_qk) continue;
     *reinterpret_cast<uint4*>(to + r * params.dq.stride_s * 2 + chunk * 16) =
         rows_smem[r * (chunks + 1) + chunk];
+  }
+}
+
+/// Adds the splits' dK and dV, in order. A thread has eight dims of a row.
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads) join_splits_kernel(const __grid_constant__ JoinParams params) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const auto join = [&](const Rows& to, const float* from, int dims, std::int64_t index) {
+    const int chunks = dims / 8, chunk = static_cast<int>(index % chunks);
+    const std::int64_t row = index / chunks % params.rows, head = index / chunks / params.rows;
+    const float* first =
+        from + (head * params.splits * params.rows + row) * dims + std::int64_t{chunk} * 8;
+    float x[8] = {};
+    for (int split = 0; split < params.splits; ++split) {
+      const auto* four = reinterpret_cast<const float4*>(first + split * params.rows * dims);
+      const float4 a = four[0], b = four[1];
+      const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int n = 0; n < 8; ++n) x[n] += y[n];
+    }
+    std::byte* at = to.at(head / params.heads_kv, head % params.heads_kv, row);
+    const auto store_halves = [&]<typename T>(T) {
+      *reinterpret_cast<uint4*>(at + chunk * 16) = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]),
+                                                    pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
+    };
+    if (to.dtype == DType::f16) return store_halves(__half{});
+    if (to.dtype == DType::bf16) return store_halves(__nv_bfloat16{});
+    auto* eight = reinterpret_cast<float4*>(at + chunk * 32);  // for a piece of a whole
+    eight[0] = {x[0], x[1], x[2], x[3]};
+    eight[1] = {x[4], x[5], x[6], x[7]};
+  };
+  const std::int64_t all = params.heads * params.rows, threads = std::int64_t{gridDim.x} * row_threads;
+  const std::int64_t dk_chunks = params.dk.wanted ? all * (params.dim_qk / 8) : 0;
+  const std::int64_t dv_chunks = params.dv.wanted ? all * (params.dim_v / 8) : 0;
+  for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < dk_chunks + dv_chunks;
+       n += threads) {
+    n < dk_chunks ? join(params.dk, params.split_dk, params.dim_qk, n)
+                  : join(params.dv, params.split_dv, params.dim_v, n - dk_chunks);
   }
 }
 

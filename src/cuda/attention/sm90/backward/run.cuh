@@ -34,13 +34,14 @@ int row_of(const AttentionProblem& problem) {
   return static_cast<int>(row - std::begin(Table::rows));
 }
 
-inline Sizes sizes_of(const AttentionCall& call) {
+inline Sizes sizes_of(const AttentionCall& call, const Splits& splits) {
   const AttentionProblem& problem = call.problem;
   const auto whole = [](std::int64_t x) { return static_cast<int>(x); };
   return {.batch = whole(problem.batch),
           .heads_q = whole(problem.heads_q),
           .heads_kv = whole(problem.heads_kv),
           .group = whole(call.group()),
+          .splits = splits,
           .length_q = whole(problem.length_q),
           .length_k = whole(problem.length_k),
           .dim_qk = whole(problem.dim_qk),
@@ -56,12 +57,21 @@ inline Sizes sizes_of(const AttentionCall& call) {
 
 inline std::int64_t entries_of(const AttentionCall& call) { return call.packed() ? 1 : call.problem.batch; }
 
+inline std::int64_t rows_of_keys(const AttentionCall& call) {
+  return call.packed() ? call.total_k : call.problem.length_k;
+}
+
 /// Number of tiles of `size` rows per head; see sequence_of().
 inline std::int64_t tiles_of(const AttentionCall& call, std::int64_t length, std::int64_t total, int size) {
   return call.packed() ? total / size + call.problem.batch : (length + size - 1) / size;
 }
 
-inline Workspace workspace_of(const AttentionCall& call, const Config& c, Arena& arena) {
+inline Splits splits_of(const AttentionProblem& problem, const Config& c) {
+  return splits_of(problem, c, device_properties(problem.device.index).multiprocessors);
+}
+
+inline Workspace workspace_of(const AttentionCall& call, const Config& c, const Splits& splits,
+                              Arena& arena) {
   Workspace workspace;
   workspace.tiles = static_cast<int>(tiles_of(call, call.problem.length_q, call.total_q, c.queries));
   const std::int64_t tiles = entries_of(call) * call.problem.heads_q * workspace.tiles;
@@ -70,9 +80,15 @@ inline Workspace workspace_of(const AttentionCall& call, const Config& c, Arena&
   if (c.general) workspace.offset = arena.take<float>(tiles, c.queries);
   if (call.dq.wanted) workspace.dq = arena.take<float>(tiles, c.queries, c.dim);
   const bool in_order = call.dq.wanted && call.deterministic;
-  if (in_order || c.persistent) workspace.ticket = arena.take<std::uint32_t>(1);
   if (in_order) {
+    workspace.ticket = arena.take<std::uint32_t>(1);
     workspace.added = arena.take<std::uint32_t>(tiles, c.dq_chunks());
+  }
+  if (splits.count() > 1) {
+    const std::int64_t heads = entries_of(call) * call.problem.heads_kv * splits.count();
+    const std::int64_t rows = rows_of_keys(call);
+    if (call.dk.wanted) workspace.dk = arena.take<float>(heads, rows, call.problem.dim_qk);
+    if (call.dv.wanted) workspace.dv = arena.take<float>(heads, rows, call.problem.dim_v);
   }
   return workspace;
 }
@@ -246,7 +262,7 @@ inline ScoreParams score_of_call(const AttentionCall& call, const Config& c, con
 
 template <typename T, typename Table, int row, PairSum sum>
 void run_pairs(const char* name, std::int64_t blocks, const PairParams& params, cudaStream_t stream) {
-  constexpr Config c = Table::rows[row];
+  constexpr Config c = pair_config(Table::rows[row]);
   const ScoreParams& score = params.tile.score;
   launch<pair_kernel<T, Table, row, sum>>(
       {.name = name,
@@ -259,16 +275,16 @@ void run_pairs(const char* name, std::int64_t blocks, const PairParams& params, 
 }
 
 template <typename T, typename Table, int row>
-void run(const AttentionCall& call, const Context& context) {
+void run(const AttentionCall& call, const Splits& splits, const Context& context) {
   constexpr Config c = Table::rows[row];
   const AttentionProblem& problem = call.problem;
   const AttentionFeatures& features = problem.features;
   Arena arena(context.workspace.data);
-  const Workspace workspace = workspace_of(call, c, arena);
+  const Workspace workspace = workspace_of(call, c, splits, arena);
   const BlockLists blocks = block_lists_of(call, c, arena);
   const DmaskPlan dmask = dmask_plan_of(call, c, workspace.tiles, arena);
   const MaskView mask = aligned_mask_of(call, arena);
-  const Sizes sizes = sizes_of(call);
+  const Sizes sizes = sizes_of(call, splits);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const std::int64_t query_tiles = entries_of(call) * problem.heads_q * workspace.tiles;
@@ -315,11 +331,21 @@ void run(const AttentionCall& call, const Context& context) {
     }
   }
 
-  const std::int64_t heads = entries_of(call) * problem.heads_kv;
+  const std::int64_t heads = entries_of(call) * problem.heads_kv * splits.count();
   const std::int64_t key_tiles = tiles_of(call, problem.length_k, call.total_k, c.keys);
-  const std::int64_t head_bytes = call.group() * problem.length_q * (6 * problem.dim_qk + 2 * problem.dim_v);
+  const std::int64_t head_bytes =
+      call.group() * problem.length_q * (6 * problem.dim_qk + 2 * problem.dim_v) / splits.count();
   const std::int64_t rows_q = call.packed() ? call.total_q : problem.length_q;
-  const std::int64_t rows_k = call.packed() ? call.total_k : problem.length_k;
+  const std::int64_t rows_k = rows_of_keys(call);
+  const auto split_rows = [&](const Rows& of, float* data, std::int64_t dims) {
+    if (splits.count() == 1 || !of.wanted) return of;
+    return Rows{.data = reinterpret_cast<std::byte*>(data),
+                .dtype = DType::f32,
+                .stride_b = problem.heads_kv * splits.count() * rows_k * dims,
+                .stride_h = rows_k * dims,
+                .stride_s = dims,
+                .wanted = true};
+  };
   const auto map_queries = [&](const Rows& of, std::int64_t dim) {
     return map_of(of, entries_of(call), problem.heads_q, rows_q, dim, c.queries);
   };
@@ -334,8 +360,8 @@ void run(const AttentionCall& call, const Context& context) {
                     .sizes = sizes,
                     .k_rows = call.k,
                     .v_rows = call.v,
-                    .dk = call.dk,
-                    .dv = call.dv,
+                    .dk = split_rows(call.dk, workspace.dk, problem.dim_qk),
+                    .dv = split_rows(call.dv, workspace.dv, problem.dim_v),
                     .workspace = workspace,
                     .turns = Turns::of(call, heads, key_tiles, head_bytes, multiprocessors),
                     .scale = scale,
@@ -352,7 +378,7 @@ void run(const AttentionCall& call, const Context& context) {
         c.shared_bytes(score.mask_stages * (score.mask_bytes(c) + c.seen_bytes()), score.kept_stages);
   }
   PairParams pairs{};
-  if constexpr (c.in_step) {
+  if constexpr (c.general) {
     if (has_separate_dmask(problem)) {
       pairs = {.tile = params,
                .sinks = features.sinks ? call.sinks : HeadValues{},
@@ -369,19 +395,34 @@ void run(const AttentionCall& call, const Context& context) {
   }
   launch<tile_kernel<T, Table, row>>(
       {.name = "tilewise wgmma backward, tiles",
-       .blocks =
-           c.persistent ? std::min<std::int64_t>(heads * key_tiles, multiprocessors) : heads * key_tiles,
+       .blocks = heads * key_tiles,
        .threads = c.threads(),
        .shared_bytes = shared_bytes,
        .stream = stream,
        .early = true},
       params);
 
+  if (splits.count() > 1) {
+    const std::int64_t joined = entries_of(call) * problem.heads_kv;
+    const std::int64_t chunks = joined * rows_k * (problem.dim_qk + problem.dim_v) / 8;
+    launch<join_splits_kernel<>>(start("tilewise wgmma backward, join splits",
+                                       std::min((chunks + row_threads - 1) / row_threads, most_ctas)),
+                                 JoinParams{.heads = joined,
+                                            .rows = rows_k,
+                                            .heads_kv = sizes.heads_kv,
+                                            .splits = splits.count(),
+                                            .dim_qk = sizes.dim_qk,
+                                            .dim_v = sizes.dim_v,
+                                            .dk = call.dk,
+                                            .dv = call.dv,
+                                            .split_dk = workspace.dk,
+                                            .split_dv = workspace.dv});
+  }
   if (call.dq.wanted) {
     launch<dq_kernel<T, Table, row>>(start("tilewise wgmma backward, dq", query_tiles),
                                      DqParams{sizes, call.dq, workspace, scale});
   }
-  if constexpr (c.in_step) {
+  if constexpr (c.general) {
     if (has_separate_dmask(problem)) {
       // All pairs of a tile of dmask use the same part of the mask, unless queries or keys share elements.
       pairs.reloads_mask = extent[2] == 1 || extent[3] == 1;
@@ -410,7 +451,7 @@ template <typename Table>
 std::size_t workspace_bytes(const AttentionCall& call) {
   Arena arena(nullptr);
   const Config& c = Table::rows[row_of<Table>(call.problem)];
-  const Workspace workspace = workspace_of(call, c, arena);
+  const Workspace workspace = workspace_of(call, c, splits_of(call.problem, c), arena);
   block_lists_of(call, c, arena);
   dmask_plan_of(call, c, workspace.tiles, arena);
   aligned_mask_of(call, arena);
@@ -420,8 +461,9 @@ std::size_t workspace_bytes(const AttentionCall& call) {
 template <typename Table>
 void run_in(const AttentionCall& call, const Context& context) {
   with_row<Table>(row_of<Table>(call.problem), [&](auto row) {
-    call.problem.dtype == DType::f16 ? run<__half, Table, row>(call, context)
-                                     : run<__nv_bfloat16, Table, row>(call, context);
+    const Splits splits = splits_of(call.problem, Table::rows[row]);
+    call.problem.dtype == DType::f16 ? run<__half, Table, row>(call, splits, context)
+                                     : run<__nv_bfloat16, Table, row>(call, splits, context);
   });
 }
 

@@ -23,12 +23,6 @@ struct Step {
   int masked;  ///< listed: number of earlier tiles with a mask or bits of a block mask
 };
 
-/// A unit of work of a persistent CTA: some keys and the walk over their queries.
-struct Job {
-  Walk walk;
-  int number;  ///< among the CTA's jobs; negative if there are no more
-};
-static_assert(sizeof(Job) <= Config::job_bytes);
 static_assert(sizeof(Step) + sizeof(Visible) <= Config::step_bytes);
 
 /// Values that a CTA's threads read from shared memory.
@@ -43,8 +37,7 @@ struct Words {
 /// A CTA's shared memory. Buffers of TMA and wgmma have an alignment of 1024 bytes.
 ///
 /// These are pointers, since with one struct of rows and barriers ptxas 13.0 keeps the base of the struct in
-/// a register: at dim 128, the persistent kernel then spilled 16 bytes per thread, and features out of
-/// step 8.
+/// a register: at dim 128, the general kernel then spilled 8 bytes per thread.
 template <Config c>
 struct Shared {
   using KeyPanels = PanelTile<64 * c.panels(), c.keys>;
@@ -53,8 +46,8 @@ struct Shared {
   using GradientPanels = PanelTile<64 * c.panels_v(), c.queries>;  ///< panels of dO
   using DsPanels = PanelTile<c.queries, c.keys>;
 
-  std::byte* k;     ///< [keys, dim]; finally dK, unless persistent
-  std::byte* v;     ///< [keys, dim_v]; finally dV, unless persistent
+  std::byte* k;     ///< [keys, dim]; finally dK
+  std::byte* v;     ///< [keys, dim_v]; finally dV
   std::byte* q;     ///< q_stages x [queries, dim]
   std::byte* d_o;   ///< d_o_stages x [queries, dim_v]
   std::byte* ds;    ///< ds_stages x [keys, queries]
@@ -74,7 +67,7 @@ struct Shared {
   Mbarrier* q_empty;     ///< [q_stages]: all consumers have released the stage
   Mbarrier* d_o_empty;   ///< [d_o_stages]
   Mbarrier* keys_full;   ///< K and V have arrived
-  Mbarrier* dq_full;     ///< producer_adds_dq: [consumers], a consumer's dQ is stored
+  Mbarrier* dq_full;     ///< [consumers]: a consumer's dQ is stored
   Mbarrier* dq_empty;    ///< [consumers]: the producer has read it
   Mbarrier* ds_full;     ///< lagged: [2], dS of both consumers is stored
   Mbarrier* ds_empty;    ///< lagged: [2], no product of either consumer reads it any more
@@ -82,13 +75,9 @@ struct Shared {
   Mbarrier* mask_empty;  ///< [most_mask_stages]
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
-  Mbarrier* job_full;    ///< persistent: [2], the job is published
-  Mbarrier* job_empty;   ///< persistent: [2], all roles have finished it
-  Mbarrier* keys_empty;  ///< persistent: no product reads K and V of the job any more
   Words* words;
-  Step* steps;       ///< publishes_steps: [q_stages], the tile whose Q is in the stage
-  Visible* visible;  ///< publishes_steps, not in step: [q_stages], the keys that its queries see
-  Job* jobs;         ///< persistent: [2]
+  Step* steps;       ///< general: [q_stages], the tile whose Q is in the stage
+  Visible* visible;  ///< general: [q_stages], the keys that its queries see
 
   /// `mask_bytes` and `seen_bytes` count all stages.
   __device__ Shared(std::byte* first, int mask_bytes, int seen_bytes)
@@ -100,8 +89,7 @@ struct Shared {
         p(ds + c.ds_stages * c.ds_bytes()),
         dq(reinterpret_cast<float*>(c.wide() ? p + c.ds_stages * c.ds_bytes() : p)),
         mask(reinterpret_cast<std::byte*>(dq + c.dq_buffers() * 4 * c.warp_dq_floats()) + c.value_bytes()),
-        seen(reinterpret_cast<std::uint32_t*>(c.in_step ? mask - (c.listed ? c.kept_bytes() : 0)
-                                                        : mask + mask_bytes)),
+        seen(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
         kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes + seen_bytes)),
         lse(dq + c.dq_buffers() * 4 * c.warp_dq_floats()),
         delta(lse + c.q_stages * c.queries),
@@ -112,20 +100,16 @@ struct Shared {
         d_o_empty(q_empty + c.q_stages),
         keys_full(d_o_empty + c.d_o_stages),
         dq_full(keys_full + 1),
-        dq_empty(dq_full + (c.producer_adds_dq() ? 2 : 0)),
-        ds_full(dq_empty + (c.producer_adds_dq() ? 2 : 0)),
+        dq_empty(dq_full + 2),
+        ds_full(dq_empty + 2),
         ds_empty(ds_full + (c.lagged() ? 2 : 0)),
         mask_full(ds_empty + (c.lagged() ? 2 : 0)),
-        mask_empty(mask_full + c.most_mask_stages()),
-        kept_full(mask_empty + c.most_mask_stages()),
+        mask_empty(mask_full + c.most_mask_stages),
+        kept_full(mask_empty + c.most_mask_stages),
         kept_empty(kept_full + 2),
-        job_full(q_full + c.barriers() - 5),
-        job_empty(job_full + 2),
-        keys_empty(job_full + 4),
         words(reinterpret_cast<Words*>(q_full + c.barriers())),
         steps(reinterpret_cast<Step*>(words + 1)),
-        visible(reinterpret_cast<Visible*>(steps + c.q_stages)),
-        jobs(reinterpret_cast<Job*>(words + 1)) {}
+        visible(reinterpret_cast<Visible*>(steps + c.q_stages)) {}
 
   /// `dropout_warps` warps fill `kept`.
   __device__ void init_barriers(int dropout_warps) const {
@@ -138,11 +122,9 @@ struct Shared {
       init_barrier(d_o_empty + n, c.consumer_warps);
     }
     init_barrier(keys_full, 1);
-    if constexpr (c.producer_adds_dq()) {
-      for (int n = 0; n < c.consumers; ++n) {
-        init_barrier(dq_full + n, c.consumer_warps / c.consumers);
-        init_barrier(dq_empty + n, 1);
-      }
+    for (int n = 0; n < c.consumers; ++n) {
+      init_barrier(dq_full + n, c.consumer_warps / c.consumers);
+      init_barrier(dq_empty + n, 1);
     }
     if constexpr (c.lagged()) {
       for (int n = 0; n < 2; ++n) {
@@ -151,7 +133,7 @@ struct Shared {
       }
     }
     if constexpr (c.general) {
-      for (int n = 0; n < c.most_mask_stages(); ++n) {
+      for (int n = 0; n < c.most_mask_stages; ++n) {
         init_barrier(mask_full + n, 1);
         init_barrier(mask_empty + n, c.consumer_warps);
       }
@@ -159,14 +141,6 @@ struct Shared {
         init_barrier(kept_full + n, dropout_warps);
         init_barrier(kept_empty + n, c.consumer_warps);
       }
-    }
-    if constexpr (c.persistent) {
-      for (int n = 0; n < 2; ++n) {
-        init_barrier(job_full + n, 1);
-        init_barrier(job_empty + n,
-                     c.consumer_warps + c.consumers);  // consumer warps, and the threads that add dQ
-      }
-      init_barrier(keys_empty, c.consumer_warps);
     }
     fence_barrier_inits();
   }

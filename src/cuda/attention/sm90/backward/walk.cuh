@@ -76,7 +76,7 @@ struct QueryTile {
 /// The keys of a CTA, and the tiles of queries that see any of them.
 struct Walk {
   Entry entry;
-  int head_kv;
+  int head;       ///< index in dK and dV, where each split of a key head counts as a head
   int first_key;  ///< index in the entry
   int key_count;  ///< keys of the entry among the CTA's; the others are hidden
   int first_tile, end_tile;
@@ -85,7 +85,7 @@ struct Walk {
   template <Config c>
   __device__ static Walk of(const Sizes& sizes, const Turns& turns, unsigned index) {
     const Turn turn = turns.turn(index);
-    const auto heads = static_cast<unsigned>(sizes.heads_kv);
+    const auto heads = static_cast<unsigned>(sizes.heads_kv * sizes.splits.count());
     Walk walk{};
     auto tile = static_cast<int>(turn.tile);
     int b = static_cast<int>(turn.head / heads);
@@ -94,7 +94,7 @@ struct Walk {
       tile -= static_cast<int>(sizes.starts_k.at(b)) / c.keys + b;
     }
     walk.entry = Entry::of(sizes, b);
-    walk.head_kv = static_cast<int>(turn.head % heads);
+    walk.head = static_cast<int>(turn.head % heads);
     walk.first_key = tile * c.keys;
     // No sequence owns the rows before the first one.
     walk.key_count = tile < 0 ? 0 : max(0, min(c.keys, walk.entry.length_k - walk.first_key));
@@ -105,7 +105,16 @@ struct Walk {
     const bool any = walk.key_count > 0 && first < end;
     walk.first_tile = any ? static_cast<int>(first / c.queries) : 0;
     walk.end_tile = any ? static_cast<int>((end + c.queries - 1) / c.queries) : 0;
+    if (const int shares = sizes.splits.queries; shares > 1) {
+      const int share = walk.head % shares, tiles = walk.end_tile - walk.first_tile;
+      walk.end_tile = walk.first_tile + tiles * (share + 1) / shares;
+      walk.first_tile += tiles * share / shares;
+    }
     return walk;
+  }
+  __device__ int head_kv(const Sizes& sizes) const { return head / sizes.splits.count(); }
+  __device__ int first_head_q(const Sizes& sizes) const {
+    return head / sizes.splits.queries * sizes.own_heads();
   }
 
   /// Number of rows of dK and dV that the CTA writes: including those past a key length, but not those of

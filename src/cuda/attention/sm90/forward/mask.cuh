@@ -119,6 +119,18 @@ __device__ __forceinline__ void hide_where_false(Scores<c>& s, std::uint32_t row
   }
 }
 
+/// For a boolean mask whose row all queries share, such as padding: whether it shows all keys of the tile.
+template <ForwardConfig c>
+__device__ __forceinline__ bool shows_all(std::uint32_t tile_smem, int lane) {
+  static_assert(c.keys <= 128);
+  bool all = true;
+  if (4 * lane < c.keys) {
+    const std::uint32_t four = __float_as_uint(load_float(tile_smem + 4 * lane));
+    all = ((four - 0x01010101u) & ~four & 0x80808080u) == 0;  // no byte is 0
+  }
+  return __all_sync(~0u, all);
+}
+
 /// Applies a mask to S. `tile_smem` is the consumer's stage, `first_row` the warp's first row in it.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void add_mask(Scores<c>& s, const MaskArguments& mask, std::uint32_t tile_smem,
@@ -128,6 +140,7 @@ __device__ __forceinline__ void add_mask(Scores<c>& s, const MaskArguments& mask
   const std::uint32_t rows_smem = tile_smem + first_row * row_bytes;
   const int eight_rows = 8 * row_bytes;
   if (mask.kind == MaskArguments::Kind::boolean) {
+    if (mask.rows < 64 && shows_all<c>(tile_smem, lane)) return;
     hide_where_false<c>(s, rows_smem, eight_rows, lane);
   } else if (mask.kind == MaskArguments::Kind::half) {
     add_halves<T, c>(s, rows_smem, eight_rows, mask.score_scale, lane);

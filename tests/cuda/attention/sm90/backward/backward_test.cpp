@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/attention/device_problem.h"
+#include "cuda/attention/sm90/backward/splits.h"
 #include "property/check.h"
 
 namespace tilewise::test::wgmma_backward_test {
@@ -68,6 +69,49 @@ TEST_F(WgmmaBackward, OfHighWeightsIsWithinTheContract) {
   }
 }
 
+// One key tile, so several CTAs share it: by query heads of the group, or by queries where there is one head.
+TEST_F(WgmmaBackward, SharesFewKeyTiles) {
+  std::uint64_t seed = 570;
+  for (const std::int64_t group : {1, 6, 8}) {
+    for (const std::int64_t dim : {64, 96, 128, 192}) {
+      for (const bool deterministic : {false, true}) {
+        const Sizes sizes{.b = 1, .hq = group, .hkv = 1, .sq = group == 1 ? 3000 : 500, .sk = 100, .d = dim, .dv = dim};
+        RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+        problem.options.deterministic = deterministic;
+        problem.options.causal = dim == 96;
+        expect_within_contract(problem);
+        ++seed;
+      }
+    }
+  }
+  const Sizes sizes{.b = 2, .hq = 8, .hkv = 2, .sq = 400, .sk = 140, .d = 64, .dv = 64};
+  RandomProblem problem = featured_problem(seed, DType::bf16, sizes);
+  problem.asked.dmask = false;
+  expect_within_contract(problem);
+}
+
+TEST(WgmmaBackwardSplits, AreChosenWhereKeyTilesAreFew) {
+  using namespace cuda::wgmma_backward;
+  const Config& c = Configs::rows[2];
+  AttentionProblem problem{.pass = Pass::backward, .dtype = DType::bf16, .dim_qk = 128, .dim_v = 128};
+  const auto splits = [&](std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv, std::int64_t length) {
+    problem.batch = batch;
+    problem.heads_q = heads_q;
+    problem.heads_kv = heads_kv;
+    problem.length_q = problem.length_k = problem.most_keys = length;
+    problem.queries = problem.keys = batch * length;
+    return splits_of(problem, c, 132);
+  };
+  EXPECT_EQ(splits(8, 16, 16, 4096), Splits{});  // enough key tiles
+  EXPECT_GT(splits(1, 64, 8, 512).heads, 1);     // 32 key tiles
+  EXPECT_EQ(splits(1, 64, 8, 512).heads * splits(1, 64, 8, 512).queries, splits(1, 64, 8, 512).count());
+  EXPECT_GT(splits(1, 4, 4, 1024).queries, 1);
+  EXPECT_EQ(splits(1, 6, 1, 300).heads, 6);
+  EXPECT_EQ(splits(1, 2, 2, 64), Splits{});  // it would take longer
+  problem.batch_invariant = true;
+  EXPECT_EQ(splits(1, 64, 8, 512), Splits{});  // they depend on the batch
+}
+
 TEST_F(WgmmaBackward, SaysWhatItDoesNotTake) {
   const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 70, .sk = 80, .d = 64, .dv = 64};
   RandomProblem problem = dense_problem(550, DType::bf16, sizes);
@@ -99,10 +143,10 @@ TEST_F(WgmmaBackward, IsWhatAutoTakesButForWhatThePagesName) {
   EXPECT_EQ(chosen([](RandomProblem& p) { p.options.dropout.probability = 0.1f; }, DType::f16), "wgmma");
   EXPECT_EQ(chosen([](RandomProblem& p) { p.options.softcap = 30; }), "wgmma");
   EXPECT_EQ(chosen(with_mask(many.b)), "wgmma");
-  EXPECT_EQ(chosen(with_mask(1)), "mma");  // pairs share the mask: on trial
+  EXPECT_EQ(chosen(with_mask(1)), "wgmma");  // pairs share the mask
   EXPECT_EQ(chosen([&](RandomProblem& p) { p.logit_scale = Buffer(DType::f32, {many.hq}); }), "mma");
   EXPECT_EQ(chosen([](RandomProblem&) {}, DType::bf16, Sizes{.b = 1, .sq = 70, .sk = 132, .d = 64, .dv = 64}),
-            "mma");  // few keys
+            "wgmma");  // few keys
   const Sizes long_rows{.b = 8, .hq = 16, .hkv = 16, .sq = 200, .sk = 200, .d = 64, .dv = 64};
   EXPECT_EQ(chosen([](RandomProblem& p) { p.options.precision = Precision::strict; }, DType::f16, long_rows),
             "widened");

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -12,16 +11,10 @@
 namespace tilewise::test::blocks_test {
 namespace {
 
-// Block masks of `wgmma`, which are on trial.
+// Block masks of `wgmma`.
 
 class WgmmaBlocks : public CudaKernelFixture<90, 90> {
  protected:
-  void SetUp() override {
-    CudaKernelFixture<90, 90>::SetUp();
-    setenv("TILEWISE_TRIAL", "1", 1);
-  }
-  void TearDown() override { unsetenv("TILEWISE_TRIAL"); }
-
   static void expect_within_contract(RandomProblem problem) {
     problem.asked.backward = false;
     SCOPED_TRACE(to_string(problem));
@@ -164,30 +157,9 @@ TEST_F(WgmmaBlocks, OfGarbageStayInsideTheirTensors) {
   EXPECT_GE(taken, 15);
 }
 
-TEST_F(WgmmaBlocks, AreOnTrial) {
+TEST_F(WgmmaBlocks, AreChosen) {
   const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 300, .sk = 300, .d = 64, .dv = 64};
-  RandomProblem problem = block_problem(700, sizes);
-  problem.asked.backward = false;
-  const auto explained = [&](std::string_view kernel) {
-    const OutputBuffers outputs = make_outputs(problem);
-    AttentionOptions options = problem.options;
-    options.kernel = kernel;
-    const Explanation explanation =
-        explain_attention_forward(on_device(problem.inputs(), first_device), options,
-                                  on_device(outputs.view(), first_device), {.device = first_device});
-    for (const Explanation::Entry& entry : explanation.entries) {
-      if (entry.kernel == "wgmma") return entry;
-    }
-    return Explanation::Entry{};
-  };
-  const std::string by_name_alone = "trial: runs block masks only when named and with TILEWISE_TRIAL=1";
-  EXPECT_EQ(explained("wgmma").verdict, Explanation::Verdict::chosen);
-  EXPECT_EQ(explained("wgmma").reason, "trial: block masks");
-  EXPECT_EQ(explained("auto").verdict, Explanation::Verdict::unable);
-  EXPECT_EQ(explained("auto").reason, by_name_alone);
-  unsetenv("TILEWISE_TRIAL");
-  EXPECT_EQ(explained("wgmma").verdict, Explanation::Verdict::unable);
-  EXPECT_EQ(explained("wgmma").reason, by_name_alone);
+  EXPECT_EQ(chosen_kernel(block_problem(700, sizes), Pass::forward), "wgmma");
 }
 
 TEST_F(WgmmaBlocks, OfOtherKindsAreRefused) {

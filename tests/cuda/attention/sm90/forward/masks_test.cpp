@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "cuda/attention/device_problem.h"
@@ -9,17 +8,11 @@
 namespace tilewise::test::masks_test {
 namespace {
 
-// Masks and dropout that `wgmma` has on trial: beside other features, with head dims beyond 128, and with
-// rows that begin anywhere. The property test has random ones.
+// Masks and dropout of `wgmma`: together with other features, with head dims above 128, and with rows that
+// start anywhere. The property test has random ones.
 
 class WgmmaMasks : public CudaKernelFixture<90, 90> {
  protected:
-  void SetUp() override {
-    CudaKernelFixture<90, 90>::SetUp();
-    setenv("TILEWISE_TRIAL", "1", 1);
-  }
-  void TearDown() override { unsetenv("TILEWISE_TRIAL"); }
-
   static void expect_within_contract(RandomProblem problem) {
     problem.asked.backward = false;
     SCOPED_TRACE(to_string(problem));
@@ -43,25 +36,6 @@ class WgmmaMasks : public CudaKernelFixture<90, 90> {
     Buffer mask(dtype, shape, placement);
     mask.fill_random(rng);
     return mask;
-  }
-  static Explanation::Entry explained(const RandomProblem& problem, std::string_view kernel) {
-    const OutputBuffers outputs = make_outputs(problem);
-    AttentionOptions options = problem.options;
-    options.kernel = kernel;
-    const Explanation explanation =
-        explain_attention_forward(on_device(problem.inputs(), first_device), options,
-                                  on_device(outputs.view(), first_device), {.device = first_device});
-    for (const Explanation::Entry& entry : explanation.entries) {
-      if (entry.kernel == "wgmma") return entry;
-    }
-    return {};
-  }
-  static void expect_trial(const RandomProblem& problem, const std::string& what) {
-    EXPECT_EQ(explained(problem, "wgmma").verdict, Explanation::Verdict::chosen);
-    EXPECT_EQ(explained(problem, "wgmma").reason, "trial: " + what);
-    EXPECT_EQ(explained(problem, "auto").verdict, Explanation::Verdict::unable);
-    EXPECT_EQ(explained(problem, "auto").reason,
-              "trial: runs " + what + " only when named and with TILEWISE_TRIAL=1");
   }
 };
 
@@ -121,20 +95,18 @@ TEST_F(WgmmaMasks, TakeEveryFeatureBesideThem) {
   }
 }
 
-TEST_F(WgmmaMasks, AreOnTrial) {
+TEST_F(WgmmaMasks, AreChosen) {
   RandomProblem problem = problem_of(950, 64, 192);
   problem.mask = mask_of(950, DType::f32, {192, 192});
-  EXPECT_EQ(explained(problem, "auto").verdict, Explanation::Verdict::chosen);  // they have been on GPUs
+  EXPECT_EQ(chosen_kernel(problem, Pass::forward), "wgmma");
   problem.options.softcap = 5;
-  expect_trial(problem, "masks and dropout together with other features");
+  EXPECT_EQ(chosen_kernel(problem, Pass::forward), "wgmma");
   problem.options.softcap = 0;
   problem.mask = mask_of(950, DType::f32, {192, 192}, {.lead = 1});
-  expect_trial(problem, "masks without contiguous rows that start at multiples of 16 bytes");
+  EXPECT_EQ(chosen_kernel(problem, Pass::forward), "wgmma");
   problem = problem_of(951, 192, 192);
-  problem.options.dropout = {.probability = 0.3f, .seed = 1};
-  expect_trial(problem, "masks and dropout with head dims above 128");
-  unsetenv("TILEWISE_TRIAL");
-  EXPECT_EQ(explained(problem, "wgmma").verdict, Explanation::Verdict::unable);
+  problem.mask = mask_of(951, DType::f32, {192, 192});
+  EXPECT_EQ(chosen_kernel(problem, Pass::forward), "wgmma");
 }
 
 TEST_F(WgmmaMasks, OfOtherKindsAreRefused) {
