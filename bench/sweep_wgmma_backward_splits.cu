@@ -1,7 +1,7 @@
-// Times how CTAs of the wgmma kernel's backward may share a key tile (src/cuda/attention/sm90/backward/splits.h),
-// bf16, for short batches. Prints one JSON object per split and shape: the estimate in microseconds by which
-// splits_of() chooses, whether it chooses this one, `ms` of the whole call, and that of mma. Candidates take
-// turns.
+// Times how CTAs of the wgmma kernel's backward may share a key tile
+// (src/cuda/attention/sm90/backward/splits.h), bf16, for short batches. Prints one JSON object per split and
+// shape: the estimate in microseconds by which splits_of() chooses, whether it chooses this one, `ms` of the
+// whole call, and that of mma. Candidates take turns.
 //   sweep_wgmma_backward_splits [head dim [sequence length]]
 
 #include <cstdio>
@@ -46,9 +46,8 @@ struct Sweep {
       const std::int64_t sizes[] = {shape.batch, heads, shape.length, shape.dim};
       return Tensor(memory.data, DType::bf16, sizes, device);
     };
-    const AttentionInputs inputs{.q = tensor(q, shape.heads_q),
-                                 .k = tensor(k, shape.heads_kv),
-                                 .v = tensor(v, shape.heads_kv)};
+    const AttentionInputs inputs{
+        .q = tensor(q, shape.heads_q), .k = tensor(k, shape.heads_kv), .v = tensor(v, shape.heads_kv)};
     const std::int64_t rows[] = {shape.batch, shape.heads_q, shape.length};
     const Tensor lses(lse.data, DType::f32, rows, device);
     AttentionOptions options{.causal = shape.causal, .kernel = "auto"};
@@ -68,8 +67,8 @@ struct Sweep {
     const Config& c = Configs::rows[row_of<Configs>(call.problem)];
     std::vector<Splits> all;
     std::vector<std::function<void()>> bodies{[&] { attention_backward(inputs, options, of_mma, context); }};
-    for (const Splits splits : {Splits{}, Splits{2, 1}, Splits{4, 1}, Splits{8, 1}, Splits{1, 2}, Splits{1, 4},
-                                Splits{2, 2}, Splits{4, 2}, Splits{8, 2}, Splits{8, 4}}) {
+    for (const Splits splits : {Splits{}, Splits{2, 1}, Splits{4, 1}, Splits{8, 1}, Splits{1, 2},
+                                Splits{1, 4}, Splits{2, 2}, Splits{4, 2}, Splits{8, 2}, Splits{8, 4}}) {
       if (call.group() % splits.heads != 0) continue;
       Arena arena(nullptr);
       workspace_of(call, c, splits, arena);
@@ -91,7 +90,8 @@ struct Sweep {
       print_problem("wgmma-backward-splits-sweep", "bf16", call.problem);
       const std::int64_t count = shape.batch * shape.heads_kv * shape.length * shape.dim;
       std::printf(
-          ", \"hkv\": %lld, \"head_splits\": %d, \"query_splits\": %d, \"in_table\": %s, \"estimate_us\": %.1f, "
+          ", \"hkv\": %lld, \"head_splits\": %d, \"query_splits\": %d, \"in_table\": %s, \"estimate_us\": "
+          "%.1f, "
           "\"ms\": %.4f, \"mma_ms\": %.4f, \"dk_difference\": %g}\n",
           static_cast<long long>(shape.heads_kv), all[n].heads, all[n].queries, name_of(all[n] == chosen),
           times.us(all[n].count()), ms[n + 1], ms[0], difference_of<T>(dk, dk_of_mma, count).relative());
@@ -105,9 +105,10 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
   struct Heads {
     std::int64_t batch, q, kv, dim;
   };
-  for (const Heads heads : {Heads{1, 64, 8, 128}, Heads{1, 32, 8, 128}, Heads{1, 32, 1, 128},
-                            Heads{1, 32, 32, 128}, Heads{1, 8, 8, 128}, Heads{1, 8, 8, 64}, Heads{1, 16, 16, 64},
-                            Heads{4, 16, 16, 64}, Heads{1, 8, 8, 256}, Heads{2, 64, 8, 128}}) {
+  for (const Heads heads :
+       {Heads{1, 64, 8, 128}, Heads{1, 32, 8, 128}, Heads{1, 32, 1, 128}, Heads{1, 32, 32, 128},
+        Heads{1, 8, 8, 128}, Heads{1, 8, 8, 64}, Heads{1, 16, 16, 64}, Heads{4, 16, 16, 64},
+        Heads{1, 8, 8, 256}, Heads{2, 64, 8, 128}}) {
     for (const std::int64_t length : {128, 256, 512, 1024, 2048, 4096}) {
       if ((only_dim != 0 && heads.dim != only_dim) || (only_length != 0 && length != only_length)) continue;
       if (heads.batch * heads.q * length * heads.dim > elements) continue;

@@ -191,8 +191,8 @@ def _softmax(score: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _dropout_factor(p: float, seed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """[B, Hq, Sq, Sk]: 0 where a weight is dropped, else 1/(1 - p). All are dropped where p is 1. p is rounded
-    to 16 bits.
+    """[B, Hq, Sq, Sk]: 0 where a weight is dropped, else 1/(1 - p), with p rounded to 16 bits. All are
+    dropped where p is 1.
 
     Philox 4x32-10 with key (seed) and counter (j/8, i, b·Hq + h, offset). Of eight keys, the first four have
     the low halves of its four words, the others the high halves. The weight stays where these 16 bits are at

@@ -297,8 +297,10 @@ void launch_halves(const AttentionCall& call, const Context& context) {
 
 }  // namespace
 
-constinit const AttentionKernel wgmma_halves_attention = {
-    .name = "wgmma_halves", .supports = supports_halves, .workspace = halves_workspace, .launch = launch_halves};
+constinit const AttentionKernel wgmma_halves_attention = {.name = "wgmma_halves",
+                                                          .supports = supports_halves,
+                                                          .workspace = halves_workspace,
+                                                          .launch = launch_halves};
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,

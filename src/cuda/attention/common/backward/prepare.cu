@@ -228,7 +228,8 @@ std::string unsuited_backward(const AttentionProblem& problem) {
   // gradient of a logit scale, which is one sum over all rows.
   const AttentionFeatures& features = problem.features;
   constexpr std::int64_t few_keys = 8;
-  if (problem.layout == Layout::packed && !problem.batch_invariant && problem.keys < few_keys * problem.batch) {
+  if (problem.layout == Layout::packed && !problem.batch_invariant &&
+      problem.keys < few_keys * problem.batch) {
     return "backward " + needs("at least " + std::to_string(few_keys * problem.batch) + " keys in " +
                                    std::to_string(problem.batch) + " packed sequences",
                                problem.keys);

@@ -23,7 +23,7 @@ struct Config {
   bool turns = false;  ///< only one consumer at a time computes P
   /// Plain: the accumulator of S starts as −LSE, which takes fewer registers than adding LSE afterwards.
   bool preload = false;
-  int producer_warps = 4;  ///< general: 8, of which four draw dropout
+  int producer_warps = 4;              ///< general: 8, of which four draw dropout
   static constexpr int ds_stages = 2;  ///< stages of dS, and of P where it passes through shared memory
   static constexpr int consumers = 2;
   static constexpr int consumer_warps = 4 * consumers;
@@ -85,8 +85,8 @@ struct Config {
   constexpr int dq_offset(int half, int chunk) const {
     return (half * (dim / 16) + chunk) * warp_dq_floats();
   }
-  /// Whether dQ is computed one tile later, so that no consumer waits for the other one's dS of the same tile:
-  /// where each consumer has keys of its own.
+  /// Whether dQ is computed one tile later, so that no consumer waits for the other one's dS of the same
+  /// tile: where each consumer has keys of its own.
   constexpr bool lagged() const { return !wide(); }
   /// Whether dP is computed after P, together with dV: the score rules leave no registers for it.
   constexpr bool late_dp() const { return general && !wide() && dim > 64; }

@@ -611,8 +611,7 @@ struct Consumer {
   __device__ void store_rows(const Rows& rows, int dims, const std::byte* from_smem) const {
     using Panels = typename Shared<c>::KeyPanels;
     if (!rows.wanted) return;
-    std::byte* first =
-        row_of_halves(rows, walk.entry.place, walk.head, walk.entry.first_k + walk.first_key);
+    std::byte* first = row_of_halves(rows, walk.entry.place, walk.head, walk.entry.first_k + walk.first_key);
     const int count = walk.template written<c>(params.sizes);
 #pragma unroll 1
     for (int index = static_cast<int>(threadIdx.x); index < c.keys * Panels::chunks;

@@ -131,8 +131,8 @@ struct DropoutTile {
   int head;  ///< number among the query heads of all entries
 };
 
-/// Draws dropout's bits of a tile, with `warps` warps. A lane draws eight keys of a query and stores them as a
-/// byte. The lane's number and the tile are computed again where they are used, since producers have few
+/// Draws dropout's bits of a tile, with `warps` warps. A lane draws eight keys of a query and stores them as
+/// a byte. The lane's number and the tile are computed again where they are used, since producers have few
 /// registers.
 template <Config c, typename Which>
 __device__ __forceinline__ void draw_bits(const ScoreParams& score, const volatile Words& words,

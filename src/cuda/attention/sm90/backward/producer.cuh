@@ -48,9 +48,7 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
     copy(shared.v, params.v, c.panels_v());
     return;
   }
-  const auto first = [&](const Rows& rows) {
-    return row_of_halves(rows, walk.entry.place, head_kv, row);
-  };
+  const auto first = [&](const Rows& rows) { return row_of_halves(rows, walk.entry.place, head_kv, row); };
   copy_valid_rows<typename Shared<c>::KeyPanels, c>(
       shared.k, first(params.k_rows), params.k_rows.stride_s * 2, walk.key_count, sizes.dim_qk, thread);
   copy_valid_rows<typename Shared<c>::ValuePanels, c>(

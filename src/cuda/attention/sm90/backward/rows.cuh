@@ -159,8 +159,7 @@ __global__ void __launch_bounds__(row_threads) join_splits_kernel(const __grid_c
   const auto join = [&](const Rows& to, const float* from, int dims, std::int64_t index) {
     const int chunks = dims / 8, chunk = static_cast<int>(index % chunks);
     const std::int64_t row = index / chunks % params.rows, head = index / chunks / params.rows;
-    const float* first =
-        from + (head * params.splits * params.rows + row) * dims + std::int64_t{chunk} * 8;
+    const float* first = from + (head * params.splits * params.rows + row) * dims + std::int64_t{chunk} * 8;
     float x[8] = {};
     for (int split = 0; split < params.splits; ++split) {
       const auto* four = reinterpret_cast<const float4*>(first + split * params.rows * dims);

@@ -393,14 +393,13 @@ void run(const AttentionCall& call, const Splits& splits, const Context& context
       }
     }
   }
-  launch<tile_kernel<T, Table, row>>(
-      {.name = "tilewise wgmma backward, tiles",
-       .blocks = heads * key_tiles,
-       .threads = c.threads(),
-       .shared_bytes = shared_bytes,
-       .stream = stream,
-       .early = true},
-      params);
+  launch<tile_kernel<T, Table, row>>({.name = "tilewise wgmma backward, tiles",
+                                      .blocks = heads * key_tiles,
+                                      .threads = c.threads(),
+                                      .shared_bytes = shared_bytes,
+                                      .stream = stream,
+                                      .early = true},
+                                     params);
 
   if (splits.count() > 1) {
     const std::int64_t joined = entries_of(call) * problem.heads_kv;

@@ -18,8 +18,8 @@ struct Splits {
   constexpr bool operator==(const Splits&) const = default;
 };
 
-/// The time that the tile kernel and the sum of its splits take, estimated in microseconds. On an H200, of 120
-/// shapes of one or two short sequences the chosen splits took 7 % more than the best ones at most
+/// The time that the tile kernel and the sum of its splits take, estimated in microseconds. On an H200, of
+/// 120 shapes of one or two short sequences the chosen splits took 7 % more than the best ones at most
 /// (bench/sweep_wgmma_backward_splits.cu), and always less than mma, which splits queries as well.
 class SplitTimes {
  public:
@@ -43,8 +43,8 @@ class SplitTimes {
     // 10 FLOPs per pair and dim, at the rate of long sequences.
     constexpr double flops_per_us = 4.5e6;
     tile_us_ = 5.0 * c.queries * c.keys * (c.dim + c.dim_v) / flops_per_us;
-    joined_bytes_ = heads * static_cast<double>(problem.keys) *
-                    static_cast<double>(problem.dim_qk + problem.dim_v) * 4;
+    joined_bytes_ =
+        heads * static_cast<double>(problem.keys) * static_cast<double>(problem.dim_qk + problem.dim_v) * 4;
   }
 
   double us(int splits) const {

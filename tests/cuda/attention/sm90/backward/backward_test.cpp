@@ -75,7 +75,8 @@ TEST_F(WgmmaBackward, SharesFewKeyTiles) {
   for (const std::int64_t group : {1, 6, 8}) {
     for (const std::int64_t dim : {64, 96, 128, 192}) {
       for (const bool deterministic : {false, true}) {
-        const Sizes sizes{.b = 1, .hq = group, .hkv = 1, .sq = group == 1 ? 3000 : 500, .sk = 100, .d = dim, .dv = dim};
+        const Sizes sizes{
+            .b = 1, .hq = group, .hkv = 1, .sq = group == 1 ? 3000 : 500, .sk = 100, .d = dim, .dv = dim};
         RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
         problem.options.deterministic = deterministic;
         problem.options.causal = dim == 96;
@@ -94,7 +95,8 @@ TEST(WgmmaBackwardSplits, AreChosenWhereKeyTilesAreFew) {
   using namespace cuda::wgmma_backward;
   const Config& c = Configs::rows[2];
   AttentionProblem problem{.pass = Pass::backward, .dtype = DType::bf16, .dim_qk = 128, .dim_v = 128};
-  const auto splits = [&](std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv, std::int64_t length) {
+  const auto splits = [&](std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
+                          std::int64_t length) {
     problem.batch = batch;
     problem.heads_q = heads_q;
     problem.heads_kv = heads_kv;
