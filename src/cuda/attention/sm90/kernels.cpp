@@ -284,6 +284,13 @@ std::string supports_halves(const AttentionProblem& problem) {
   return "this build has no code for sm_90a";
 #endif
 }
+
+// A CTA has 64 queries of a head and walks over all of its keys.
+std::string yields_halves(const AttentionProblem& problem) {
+  constexpr std::int64_t few = 16;
+  if (problem.length_q > few) return {};
+  return "a later kernel may split the keys of so few queries (" + std::to_string(problem.length_q) + ")";
+}
 std::size_t halves_workspace(const AttentionCall&, const Context&) { return 0; }
 void launch_halves(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
@@ -300,7 +307,8 @@ void launch_halves(const AttentionCall& call, const Context& context) {
 constinit const AttentionKernel wgmma_halves_attention = {.name = "wgmma_halves",
                                                           .supports = supports_halves,
                                                           .workspace = halves_workspace,
-                                                          .launch = launch_halves};
+                                                          .launch = launch_halves,
+                                                          .yields = yields_halves};
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,
