@@ -68,7 +68,7 @@ Magnitudes make_plain_tensors(Random& rng, RandomProblem& p) {
 }
 
 // Few tiles of 128 rows and keys, but often several heads, and in one of four problems of neighbouring
-// entries with any strides between them.
+// entries with any strides between them. Half of the problems hide whole tiles by causal or a window.
 void choose_wide_f32(Random& rng, RandomProblem& p) {
   p.aligned = p.aligned_results = true;
   p.dtype = DType::f32;
@@ -82,6 +82,23 @@ void choose_wide_f32(Random& rng, RandomProblem& p) {
   p.dim_qk = dim();
   p.dim_v = rng.chance(0.7) ? p.dim_qk : rng.pick<std::int64_t>({4, 64, 128, dim()});
   if (rng.chance(0.1)) std::swap(p.dim_qk, p.dim_v);
+}
+
+// Hides tiles of 128 x 128 pairs. There are more lengths here than heads.
+void choose_hidden_tiles(Random& rng, RandomProblem& p) {
+  if (rng.chance(0.5)) return;
+  p.batch = 1;
+  p.heads_kv = rng.between(1, 2);
+  p.heads_q = p.heads_kv * rng.between(1, 2);
+  p.length_q = rng.pick<std::int64_t>({129, 200, 300, 400});
+  p.length_k = rng.chance(0.5) ? p.length_q : rng.pick<std::int64_t>({129, 257, 384, 450});
+  p.dim_qk = rng.pick<std::int64_t>({132, 136, 160, 256});
+  const double kind = rng.unit();
+  p.options.causal = kind < 0.6;
+  if (kind < 0.4) return;
+  const auto side = [&] { return rng.pick<std::int64_t>({0, 5, 63, 64, 100, 128, 150}); };
+  p.options.window.left = side();
+  if (rng.chance(0.5)) p.options.window.right = side();
 }
 
 }  // namespace
@@ -118,6 +135,8 @@ RandomProblem random_wide_f32_problem(std::uint64_t seed) {
   p.seed = seed;
   choose_wide_f32(rng, p);
   choose_options(rng, p);
+  Random own(p.seed + 5);  // a generator of its own, so that the other choices of a seed do not change
+  choose_hidden_tiles(own, p);
   const Magnitudes magnitudes = make_plain_tensors(rng, p);
   if (rng.chance(0.3)) {
     p.d_lse = random_buffer(rng, DType::f32, p.statistics_shape(), {});

@@ -99,6 +99,8 @@ struct PairRows {
   /// The number of row `own` of these in [B, Hq, Sq], and its row in the matrices.
   __device__ std::int64_t index(std::int64_t own) const { return first + own; }
   __device__ std::int64_t line(std::int64_t own) const { return own; }
+  /// The keys of row `own` that have products, and for which outputs are wanted. It sees no others.
+  __device__ KeyRange keys_of(std::int64_t) const { return keys; }
 };
 
 inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch& scratch) {
@@ -132,6 +134,7 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
   const ScoreRule rules(call, row.b, row.h);
   const std::int64_t begin =
       rows.line(own) * rows.pitch - rows.keys.first;  // the index that key 0 would have
+  const KeyRange keys = rows.keys_of(own);
   const float* qk_gmem = rows.qk + begin;
   const float* dp_gmem = rows.dp + begin;
   const auto dropout = [&](std::int64_t j) {
@@ -142,13 +145,13 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
 
   const double sink = problem.features.sinks ? call.sinks.at(row.b, row.h) : -__builtin_huge_val();
   float maximum = fmaxf(static_cast<float>(sink), lowest);
-  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
+  for (std::int64_t j = keys.first + lane; j < keys.last; j += lanes) {
     maximum = fmaxf(maximum, pair_score(call, rules, row, j, qk_gmem[j]));
   }
   maximum = maximum_over<lanes>(maximum);
   double sum = 0;
   double sum_dp = 0;
-  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
+  for (std::int64_t j = keys.first + lane; j < keys.last; j += lanes) {
     const float p = expf(pair_score(call, rules, row, j, qk_gmem[j]) - maximum);
     sum += static_cast<double>(p);
     if (p != 0) sum_dp += static_cast<double>(p) * static_cast<double>(dropped_dp(j, dropout(j)));
@@ -166,7 +169,7 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
           : 0.0;
   const auto inverse = static_cast<float>(empty ? 0.0 : 1 / total);
   const auto shift = static_cast<float>(d_lse - delta);
-  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
+  for (std::int64_t j = keys.first + lane; j < keys.last; j += lanes) {
     float tangent = 0;  // remains 0 without softcap
     float score = minus_infinity;
     if (!empty && row.sees(j)) {

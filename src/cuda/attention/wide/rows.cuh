@@ -43,6 +43,8 @@ struct Chunk {
     return {call, b, h, first + own};
   }
   __device__ std::int64_t line(std::int64_t own) const { return own; }
+  /// The keys of row `own` that have products, and whose P is wanted. It sees no others.
+  __device__ KeyRange keys_of(std::int64_t) const { return keys; }
 };
 
 inline Chunk chunk_at(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t first,
@@ -91,20 +93,21 @@ __global__ void __launch_bounds__(threads)
   const AttentionFeatures& features = call.problem.features;
   const simt::QueryRow row = rows.query(call, own);
   const ScoreRule rules(call, row.b, row.h);
+  const KeyRange keys = rows.keys_of(own);
   float* row_gmem = qk_gmem + rows.line(own) * pitch - rows.keys.first;
   T* out_gmem = p_gmem + rows.line(own) * pitch - rows.keys.first;
 
   const float sink = features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) : minus_infinity;
   // Starts at the lowest finite number, so that no difference is NaN in an empty row.
   float maximum = fmaxf(sink, lowest);
-  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += warp) {
+  for (std::int64_t j = keys.first + lane; j < keys.last; j += warp) {
     const float score = simt::pair_score(call, rules, row, j, row_gmem[j]);
     row_gmem[j] = score;
     maximum = fmaxf(maximum, score);
   }
   maximum = maximum_over<warp>(maximum);
   double sum = 0;
-  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += warp) {
+  for (std::int64_t j = keys.first + lane; j < keys.last; j += warp) {
     const float p = expf(row_gmem[j] - maximum);
     row_gmem[j] = p;
     sum += static_cast<double>(p);
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(threads)
   sum = sum_over<warp>(sum) + static_cast<double>(expf(sink - maximum));
   const bool empty = sum == 0;
   const auto inverse = static_cast<float>(empty ? 0.0 : 1 / sum);
-  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += warp) {
+  for (std::int64_t j = keys.first + lane; j < keys.last; j += warp) {
     const bool drawn = features.dropout && row.sees(j);
     const float kept = drawn ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
     out_gmem[j] = narrow<T>(row_gmem[j] * inverse * kept);

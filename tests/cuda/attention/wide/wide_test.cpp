@@ -139,6 +139,47 @@ TEST_F(WideBatched, TakesEntriesThatLieApart) {
   expect_within_contract(problem);
 }
 
+// Several tiles of 128 x 128 pairs are hidden, with several chunks of rows on the emulator.
+TEST_F(WideBatched, HidesWhatIsHidden) {
+  Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 400, .sk = 0, .d = 136, .dv = 144};
+  std::uint64_t seed = 760;
+  for (const std::int64_t keys : {300, 460}) {
+    sizes.sk = keys;
+    for (const Alignment alignment : {Alignment::top_left, Alignment::bottom_right}) {
+      RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
+      problem.options.causal = true;
+      problem.options.alignment = alignment;
+      expect_within_contract(problem);
+    }
+    RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
+    problem.options.window = {.left = 30, .right = 40};
+    expect_within_contract(problem);
+  }
+}
+
+// A key that only the last query sees has a value with which f16 parts of the others would be too inexact.
+TEST_F(WideBatched, IsExactWhereAHiddenKeyIsLarge) {
+  Sizes sizes = heads;
+  sizes.b = 1;
+  sizes.sq = sizes.sk = 300;
+  RandomProblem problem = dense_problem(770, DType::f32, sizes);
+  problem.options.causal = true;
+  const std::vector<double> before = output(problem);
+  std::vector<double> v = problem.v.values();  // [1, heads, keys, dv]
+  for (std::size_t n = 0; n < v.size(); ++n) {
+    const auto key = static_cast<std::int64_t>(n) / sizes.dv % sizes.sk;
+    if (key + 1 == sizes.sk) v[n] *= 1e12;
+  }
+  problem.v.set_values(v);
+  const std::vector<double> after = output(problem);
+  for (std::size_t n = 0; n < after.size(); ++n) {
+    const auto query = static_cast<std::int64_t>(n) / sizes.dv % sizes.sq;
+    if (query + 1 < sizes.sq) {
+      ASSERT_NEAR(after[n], before[n], 1e-5) << n;
+    }
+  }
+}
+
 TEST_F(WideBatched, KeepsAnInfinityInItsHead) {
   RandomProblem problem = dense_problem(752, DType::f32, heads);
   const std::vector<double> before = output(problem);

@@ -4,25 +4,28 @@
 #include "cuda/attention/wide/rows.cuh"
 #include "cuda/gemm/sm90/split/split.h"
 #include "cuda/runtime/check.h"
+#include "cuda/runtime/device.h"
 #include "gemm/compose.h"
 
 namespace tilewise::cuda::wide {
 namespace {
 
 // Matrices of a batch have the rows of its heads below each other, each padded to whole tiles of the GEMM.
-// The query heads of a group go one after another, because they add to the same dK and dV.
+// The query heads of a group go one after another, because they add to the same dK and dV. Tiles of 128 x 128
+// pairs without a visible one are in no product: their S, P, dP and dS are neither written nor read.
 
-/// Chunks with causal or a window. With fewer rows, K and V are split into parts more often than hidden keys
-/// save. With fewer multiplications per product, launches take longer than they save.
-constexpr std::int64_t least_banded_rows = 512, most_banded_rows = 2048;
-constexpr std::int64_t least_banded_work = std::int64_t{1} << 32;
-/// Bytes that the matrices of a batch may take.
-#ifdef TILEWISE_EMULATOR  // small problems have several batches and chunks, too
-constexpr std::int64_t batch_bytes = std::int64_t{1} << 20;
+/// Bytes that the matrices of a batch may take, further slices of sums aside.
+#ifdef TILEWISE_EMULATOR  // small problems have several batches, chunks and slices, too
+constexpr std::int64_t batch_bytes = std::int64_t{1} << 20, most_banded_rows = 192;
+constexpr std::int64_t most_slices(std::int64_t, std::int64_t) { return 3; }
 #else
-constexpr std::int64_t batch_bytes = chunk_bytes;
+constexpr std::int64_t batch_bytes = chunk_bytes, most_banded_rows = batch_bytes;
+/// Of a sum over `length`. With more slices, their sums would be half as large as P.
+constexpr std::int64_t most_slices(std::int64_t length, std::int64_t dim) {
+  return std::clamp<std::int64_t>(length / (2 * dim), 1, 8);
+}
 #endif
-constexpr std::int64_t tile_rows = 128;
+constexpr std::int64_t tile_rows = gemm::item_tile;
 
 constexpr std::int64_t whole_tiles(std::int64_t x) { return (x + tile_rows - 1) / tile_rows * tile_rows; }
 
@@ -52,12 +55,24 @@ std::int64_t heads_in_line(const AttentionCall& call) {
   return all ? problem.batch * problem.heads_kv : problem.heads_kv;
 }
 
+/// The pairs of a chunk that causal and window leave.
+gemm::VisibleBand visible_pairs(const AttentionCall& call, const Chunk& chunk) {
+  constexpr std::int64_t unbounded = gemm::VisibleBand::unbounded;
+  const std::int64_t diagonal = chunk.first + call.sequence(chunk.b).band_offset - chunk.keys.first;
+  const auto bounded = [&](std::int64_t x) { return static_cast<int>(std::clamp(x, -unbounded, unbounded)); };
+  return {.rows = static_cast<int>(chunk.count),
+          .columns = static_cast<int>(chunk.width()),
+          .low = bounded(diagonal - call.band.left),
+          .high = bounded(diagonal + call.band.right + 1)};
+}
+
 /// Neighbouring rows of each head of a batch.
 struct BatchRows {
   std::int64_t first_head, heads, group;  ///< query heads, numbered over all entries
   std::int64_t first, count;              ///< rows of each head
   std::int64_t stacked;                   ///< rows of the matrices from one head to the next
   KeyRange keys;
+  gemm::VisibleBand visible;
 
   __host__ __device__ std::int64_t rows() const { return heads * count; }
   __device__ std::int64_t index(const AttentionCall& call, std::int64_t own) const {
@@ -67,6 +82,12 @@ struct BatchRows {
     return {call, index(call, own)};
   }
   __device__ std::int64_t line(std::int64_t own) const { return own / count * stacked + own % count; }
+  /// The keys of the tiles that have any pair of the row's tile.
+  __device__ KeyRange keys_of(std::int64_t own) const {
+    const auto tile = static_cast<int>(own % count / tile_rows * tile_rows);
+    const gemm::Span columns = visible.of_rows(tile, tile_rows).whole_units(tile_rows, visible.columns);
+    return {keys.first + columns.first, keys.first + columns.last};
+  }
 };
 
 /// simt::PairRows of a batch.
@@ -78,6 +99,7 @@ struct BatchPairRows : simt::PairRows<float> {
     return (batch.first_head + own / batch.count * batch.group) * length_q + batch.first + own % batch.count;
   }
   __device__ std::int64_t line(std::int64_t own) const { return batch.line(own); }
+  __device__ KeyRange keys_of(std::int64_t own) const { return batch.keys_of(own); }
 };
 
 /// The layout of the matrices: [heads, stacked rows, pitch].
@@ -87,8 +109,9 @@ struct Space {
   std::int64_t pitch, pitch_qk, pitch_v;
   std::int64_t key_rows;               ///< from a head's dK and dV to the next ones
   float *s, *dp = nullptr;             ///< P and the gradient of S overwrite them
-  float* sums;                         ///< O or dQ
-  float *dk = nullptr, *dv = nullptr;  ///< before the multiplication by the scale
+  int slices_q = 1, slices_k = 1;      ///< at most, of sums over keys and over queries
+  float* sums;                         ///< [slices, ...]: O or dQ
+  float *dk = nullptr, *dv = nullptr;  ///< [slices, ...], before the multiplication by the scale
   float *sink_terms = nullptr, *row_sums = nullptr;
   std::size_t used;
 
@@ -100,26 +123,40 @@ struct Space {
     const AttentionProblem& problem = call.problem;
     const bool backward = problem.pass == Pass::backward;
     const std::int64_t in_line = heads_in_line(call);
-    const std::int64_t row_work = std::max<std::int64_t>(in_line * problem.length_k * problem.dim_qk, 1);
-    const std::int64_t banded =
-        std::clamp(whole_tiles(least_banded_work / row_work), least_banded_rows, most_banded_rows);
-    rows = rows_per_chunk(call, backward ? 8 : 4, banded, batch_bytes);
+    rows = rows_per_chunk(call, backward ? 8 : 4, most_banded_rows, batch_bytes);
     const std::int64_t head_bytes =
         4 * whole_tiles(rows) * (pitch * (backward ? 2 : 1) + (backward ? pitch_qk : pitch_v)) +
         (backward ? 4 * key_rows * (pitch_qk + pitch_v) : 0);
     heads = std::clamp<std::int64_t>(batch_bytes / head_bytes, 1, in_line);
+    choose_slices(call);
     Arena arena(base);
     const std::int64_t lines = heads * whole_tiles(rows);
     s = arena.take<float>(lines, pitch);
-    sums = arena.take<float>(lines, backward ? pitch_qk : pitch_v);
+    sums = arena.take<float>(slices_q, lines, backward ? pitch_qk : pitch_v);
     if (backward) {
       dp = arena.take<float>(lines, pitch);
-      dk = arena.take<float>(heads * key_rows, pitch_qk);
-      dv = arena.take<float>(heads * key_rows, pitch_v);
+      dk = arena.take<float>(slices_k, heads * key_rows, pitch_qk);
+      dv = arena.take<float>(slices_k, heads * key_rows, pitch_v);
       sink_terms = arena.take<float>(problem.heads_q * call.rows_q());
       row_sums = arena.take<float>(problem.heads_q * call.rows_q());
     }
     used = arena.rounded();
+  }
+
+ private:
+  /// By the last chunk, which with causal sees most keys.
+  void choose_slices(const AttentionCall& call) {
+    const AttentionProblem& problem = call.problem;
+    const gemm::VisibleBand visible =
+        visible_pairs(call, chunk_at(call, 0, 0, std::max<std::int64_t>(problem.length_q - rows, 0), rows));
+    const int multiprocessors = device_properties(problem.device.index).multiprocessors;
+    const auto choose = [&](const gemm::VisibleBand& of, std::int64_t dim) {
+      return gemm::choose_slices(of, heads, dim, static_cast<int>(most_slices(of.columns, dim)),
+                                 multiprocessors);
+    };
+    const bool backward = problem.pass == Pass::backward;
+    slices_q = choose(visible, backward ? problem.dim_qk : problem.dim_v);
+    if (backward) slices_k = choose(visible.transposed(), std::max(problem.dim_qk, problem.dim_v));
   }
 };
 
@@ -133,7 +170,12 @@ struct Product {
 class Products {
  public:
   Products(const AttentionCall& call, const Space& space, const Batch& batch, const Chunk& chunk)
-      : call_(call), space_(space), batch_(batch), chunk_(chunk), stacked_(whole_tiles(chunk.count)) {}
+      : call_(call),
+        space_(space),
+        batch_(batch),
+        chunk_(chunk),
+        stacked_(whole_tiles(chunk.count)),
+        visible_(visible_pairs(call, chunk)) {}
 
   BatchRows rows() const {
     return {.first_head = batch_.first_query(call_),
@@ -142,27 +184,40 @@ class Products {
             .first = chunk_.first,
             .count = chunk_.count,
             .stacked = stacked_,
-            .keys = chunk_.keys};
+            .keys = chunk_.keys,
+            .visible = visible_};
   }
   std::int64_t stacked() const { return stacked_; }
+  /// Of the sums over keys.
+  int longest_slice() const { return gemm::longest_slice(visible_, space_.slices_q); }
 
   /// S = Q·Kᵀ, or dP = dO·Vᵀ.
   Product scores(const Rows& queries, const Rows& keys, std::int64_t dim, float* to) const {
     return product(of_queries(queries, dim), of_keys(keys, dim),
-                   plain_matrix(to, DType::f32, chunk_.count, chunk_.width(), space_.pitch), stacked_, false);
+                   plain_matrix(to, DType::f32, chunk_.count, chunk_.width(), space_.pitch),
+                   {.out_rows = stacked_, .visible = visible_});
   }
   /// O = P·V, or dQ = dS·K.
   Product of_rows(float* pairs, const Rows& keys, std::int64_t dim) const {
     return product(of_pairs(pairs), of_keys(keys, dim).transposed(),
-                   plain_matrix(space_.sums, DType::f32, chunk_.count, dim, rounded_up(dim)), stacked_,
-                   false);
+                   plain_matrix(space_.sums, DType::f32, chunk_.count, dim, rounded_up(dim)),
+                   {.out_rows = stacked_,
+                    .visible = visible_,
+                    .over_k = true,
+                    .longest_slice = longest_slice(),
+                    .slice_rows = batch_.count * stacked_});
   }
   /// dK += dSᵀ·Q, or dV += Pᵀ·dO.
   Product of_columns(float* pairs, const Rows& queries, std::int64_t dim, float* to) const {
     const std::int64_t pitch = rounded_up(dim);
     return product(of_pairs(pairs).transposed(), of_queries(queries, dim).transposed(),
                    plain_matrix(to + chunk_.keys.first * pitch, DType::f32, chunk_.width(), dim, pitch),
-                   space_.key_rows, true);
+                   {.out_rows = space_.key_rows,
+                    .visible = visible_.transposed(),
+                    .over_k = true,
+                    .longest_slice = gemm::longest_slice(visible_.transposed(), space_.slices_k),
+                    .slice_rows = batch_.count * space_.key_rows},
+                   true);
   }
 
  private:
@@ -187,10 +242,12 @@ class Products {
     return {plain_matrix(pairs, DType::f32, chunk_.count, chunk_.width(), space_.pitch),
             stacked_ * space_.pitch};
   }
-  Product product(const Operand& a, const Operand& b, const Matrix& out, std::int64_t out_rows,
-                  bool accumulate) const {
-    return {gemm_call(call_.problem.device, a.matrix, b.matrix, out, {.accumulate = accumulate}),
-            {.count = batch_.count, .a = a.stride, .b = b.stride, .out_rows = out_rows}};
+  Product product(const Operand& a, const Operand& b, const Matrix& out, gemm::Items items,
+                  bool accumulate = false) const {
+    items.count = batch_.count;
+    items.a = a.stride;
+    items.b = b.stride;
+    return {gemm_call(call_.problem.device, a.matrix, b.matrix, out, {.accumulate = accumulate}), items};
   }
 
   const AttentionCall& call_;
@@ -198,6 +255,7 @@ class Products {
   const Batch& batch_;
   const Chunk& chunk_;
   const std::int64_t stacked_;
+  const gemm::VisibleBand visible_;
 };
 
 /// Calls visit(Product) for each product that the wanted gradients need, once P and dS are known.
@@ -233,15 +291,18 @@ void for_each_chunk(const AttentionCall& call, const Space& space, const Body& b
 
 /// Rows of heads of a tensor, and their sums in f32.
 struct HeadSums {
-  const float* sums;  ///< [heads, stacked, pitch]
+  const float* sums;  ///< [slices, heads, stacked, pitch]
   std::int64_t stacked, pitch;
+  int slices;                 ///< of all rows; if 0, by the next two
+  gemm::VisibleBand visible;  ///< pairs that were summed
+  int longest_slice;
   Rows to;
   std::int64_t first_head, step, heads_of_entry;  ///< of the tensor
   std::int64_t heads, first, count, dims;
   float factor;
 };
 
-/// Multiplies the sums by a factor and stores them.
+/// Adds the slices of the sums, multiplies them by a factor and stores them.
 template <typename Unused = void>
 __global__ void __launch_bounds__(threads) finish_heads(const __grid_constant__ HeadSums of) {
   const std::int64_t index = simt::thread_index();
@@ -250,7 +311,16 @@ __global__ void __launch_bounds__(threads) finish_heads(const __grid_constant__ 
   const std::int64_t head = of.first_head + n * of.step;
   auto* to =
       reinterpret_cast<float*>(of.to.at(head / of.heads_of_entry, head % of.heads_of_entry, of.first + row));
-  to[d] = of.factor * of.sums[(n * of.stacked + row) * of.pitch + d];
+  int slices = of.slices;
+  if (slices == 0) {
+    const auto tile = static_cast<int>(row / tile_rows * tile_rows);
+    slices = gemm::slices_of(gemm::visible_stages(of.visible, tile), of.longest_slice);
+  }
+  float sum = 0;
+  for (int slice = 0; slice < slices; ++slice) {
+    sum += of.sums[((slice * of.heads + n) * of.stacked + row) * of.pitch + d];
+  }
+  to[d] = of.factor * sum;
 }
 
 void finish(const char* name, const HeadSums& of, const Context& context) {
@@ -264,11 +334,15 @@ void finish(const char* name, const HeadSums& of, const Context& context) {
 
 /// Finishes O or dQ of a chunk.
 void finish_queries(const char* name, const AttentionCall& call, const Space& space, const Rows& to,
-                    std::int64_t dim, double factor, const BatchRows& rows, const Context& context) {
+                    std::int64_t dim, double factor, const Products& products, const Context& context) {
+  const BatchRows rows = products.rows();
   finish(name,
          {.sums = space.sums,
           .stacked = rows.stacked,
           .pitch = rounded_up(dim),
+          .slices = 0,
+          .visible = rows.visible,
+          .longest_slice = products.longest_slice(),
           .to = to,
           .first_head = rows.first_head,
           .step = rows.group,
@@ -289,6 +363,9 @@ void finish_keys(const char* name, const AttentionCall& call, const Space& space
          {.sums = sums,
           .stacked = space.key_rows,
           .pitch = rounded_up(dim),
+          .slices = space.slices_k,
+          .visible = {},
+          .longest_slice = 1,
           .to = to,
           .first_head = batch.first,
           .step = 1,
@@ -328,7 +405,7 @@ void chunk_forward(const AttentionCall& call, const Space& space, const Batch& b
   } else {
     clear(space.sums, batch.count * products.stacked() * space.pitch_v, context);
   }
-  finish_queries("tilewise wide o", call, space, call.o, problem.dim_v, 1, rows, context);
+  finish_queries("tilewise wide o", call, space, call.o, problem.dim_v, 1, products, context);
 }
 
 void chunk_backward(const AttentionCall& call, const Space& space, const Batch& batch, const Chunk& chunk,
@@ -358,7 +435,7 @@ void chunk_backward(const AttentionCall& call, const Space& space, const Batch& 
   } else {
     clear(space.sums, batch.count * products.stacked() * space.pitch_qk, context);
   }
-  finish_queries("tilewise wide dq", call, space, call.dq, problem.dim_qk, call.scale, rows, context);
+  finish_queries("tilewise wide dq", call, space, call.dq, problem.dim_qk, call.scale, products, context);
 }
 
 /// The largest workspace of a product of the first batch, which no other batch exceeds.
@@ -397,7 +474,7 @@ void batched_backward(const AttentionCall& call, const Context& context) {
       call, space,
       [&](const Batch& batch) {
         if (batch.query == 0) {
-          const std::int64_t lines = batch.count * space.key_rows;
+          const std::int64_t lines = space.slices_k * batch.count * space.key_rows;
           if (call.dk.wanted) clear(space.dk, lines * space.pitch_qk, context);
           if (call.dv.wanted) clear(space.dv, lines * space.pitch_v, context);
         }

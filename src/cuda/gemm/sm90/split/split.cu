@@ -9,7 +9,7 @@ std::size_t split_workspace(const GemmCall& call, const Context&) {
 }
 
 void run_split(const GemmCall& call, const Context& context) {
-  call.problem.allow_tf32 ? run<true, false>(call, {}, context) : run<false, false>(call, {}, context);
+  call.problem.allow_tf32 ? run<true>(call, context) : run<false>(call, context);
 }
 
 }  // namespace tilewise::cuda::gemm

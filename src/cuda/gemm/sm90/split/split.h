@@ -24,8 +24,14 @@ void run_split(const GemmCall& call, const Context& context);
 std::size_t split_workspace(const GemmCall& call, const Context& context);
 
 /// The same for several GEMMs of one shape, with the same number of launches. The call is the first one. It
-/// has no gate, bias, activation or residual, but it may accumulate. On trial.
+/// has no gate, bias, activation or residual, but it may accumulate.
 void run_split_items(const GemmCall& call, const Items& items, const Context& context);
 std::size_t split_items_workspace(const GemmCall& call, const Items& items);
+
+/// Into how many slices K of `items` GEMMs with n columns is cut at most, so that SMs have equal work.
+int choose_slices(const VisibleBand& visible, std::int64_t items, std::int64_t n, int most,
+                  int multiprocessors);
+/// The longest slice, in stages, with which there are no more than so many.
+int longest_slice(const VisibleBand& visible, int slices);
 
 }  // namespace tilewise::cuda::gemm

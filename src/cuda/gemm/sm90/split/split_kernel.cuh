@@ -73,7 +73,8 @@ constexpr Term term_of(int index) {
   return std::is_same_v<T, __half> ? of_f16[index + 3 - terms] : of_bf16[index + 6 - terms];
 }
 
-/// Where a GEMM's rows are among those of all GEMMs of a launch. One GEMM has them from 0 on.
+/// Where a GEMM's rows are among those of all GEMMs of a launch, and what is computed of them. One GEMM has
+/// them from 0 on, and all of it is computed.
 template <bool items>
 struct Stacking {
   struct Tile {
@@ -83,16 +84,35 @@ struct Stacking {
   };
   int a_rows = 0, b_rows = 0;            ///< of all parts
   int a_item_rows = 1, b_item_rows = 0;  ///< from one matrix to the next
-  int out_item_rows = 0;
+  int out_item_rows = 0, slice_rows = 0;
+  int first_bf16_b = 0;  ///< the first row of the bf16 parts of B
+  UnitPlan plan;
 
   __device__ int rows_a(const GemmArguments& arguments) const { return items ? a_rows : arguments.m; }
   __device__ int rows_b(const GemmArguments& arguments) const { return items ? b_rows : arguments.n; }
-  __device__ Tile of_tile(int row, int m = 0) const {
+  __device__ Tile of_tile(int row, int m = 0, int slice = 0) const {
     if constexpr (!items) return {0, 0, m};
-    const int item = row / a_item_rows;
-    return {item * b_item_rows, item * (out_item_rows - a_item_rows), item * out_item_rows + m};
+    const int item = row / a_item_rows, first = item * out_item_rows + slice * slice_rows;
+    return {item * b_item_rows, first - item * a_item_rows, first + m};
   }
 };
+
+/// Calls body(row, column, unit) for each of the CTA's tiles, of whose unit only slice and stages are set.
+template <SplitConfig c, bool items, typename Body>
+__device__ __forceinline__ void for_each_unit(const GemmArguments& arguments, const Stacking<items>& stacking,
+                                              const Body& body) {
+  if constexpr (items) {
+    const int across = stacking.plan.across, total = *stacking.plan.count * across;
+#pragma unroll 1
+    for (int index = static_cast<int>(blockIdx.x); index < total; index += static_cast<int>(gridDim.x)) {
+      const Unit unit = stacking.plan.units[index / across];
+      body(unit.m * c.rows(), (unit.n + index % across) * c.columns, unit);
+    }
+  } else {
+    const Unit all{.stages = {0, (arguments.k + c.depth - 1) / c.depth}};
+    for_each_tile<c.output()>(arguments, [&](int row, int column) { body(row, column, all); });
+  }
+}
 
 /// What an epilogue reads, of one tile.
 struct TileArguments {
@@ -149,31 +169,43 @@ struct SplitLoader {
     }
   }
 
-  /// Loads all tiles. T is the type of the parts.
+  /// Loads a tile. T is the type of the parts.
   template <typename T>
-  __device__ void load() {
+  __device__ __forceinline__ void load_tile(int row, int tile_column, const Span& stages) {
     constexpr bool f16 = std::is_same_v<T, __half>;
     Barriers<c.output()>& barriers = shared.barriers();
-    for_each_tile<c.output()>(arguments, [&](int row, int tile_column) {
-      const int column = stacking.of_tile(row).first_b + tile_column;
+    const int column = stacking.of_tile(row).first_b + tile_column;
+    const int end = items ? min(stages.last * c.depth, arguments.k) : arguments.k;
 #pragma unroll 1
-      for (int k = 0; k < arguments.k; k += c.depth) {
+    for (int k = items ? stages.first * c.depth : 0; k < end; k += c.depth) {
 #pragma unroll 1
-        for (int term = 0; term < (f16 ? 1 : c.bf16_terms()); ++term) {
-          wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
-          Mbarrier* full = &barriers.full[ring.stage()];
-          arrive_expecting(full, f16 ? c.stage_bytes() : c.a_bytes() + c.b_bytes());
-          if constexpr (f16) {
+      for (int term = 0; term < (f16 ? 1 : c.bf16_terms()); ++term) {
+        wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
+        Mbarrier* full = &barriers.full[ring.stage()];
+        arrive_expecting(full, f16 ? c.stage_bytes() : c.a_bytes() + c.b_bytes());
+        if constexpr (f16) {
 #pragma unroll
-            for (int part = 0; part < c.parts; ++part) {
-              load_parts(full, part, {part, part}, row, column, k);
-            }
-          } else {
-            load_parts(full, 0, term_of<c.bf16_terms(), T>(term), row, column, k);
+          for (int part = 0; part < c.parts; ++part) {
+            load_parts(full, part, {part, part}, row, column, k);
           }
-          ring.advance();
+        } else {
+          load_parts(full, 0, term_of<c.bf16_terms(), T>(term), row, column, k);
         }
+        ring.advance();
       }
+    }
+  }
+  /// Loads all tiles of one GEMM.
+  template <typename T>
+  __device__ void load() {
+    for_each_tile<c.output()>(arguments, [&](int row, int column) { load_tile<T>(row, column, {}); });
+  }
+  /// Loads all units of several GEMMs.
+  __device__ void load_units() {
+    for_each_unit<c>(arguments, stacking, [&](int row, int column, const Unit& unit) {
+      stacking.plan.fit_f16[row / item_tile] != 0
+          ? load_tile<__half>(row, column, unit.stages)
+          : load_tile<__nv_bfloat16>(row, column + stacking.first_bf16_b, unit.stages);
     });
   }
 };
@@ -297,14 +329,19 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
   // The shuffle tells the compiler that the number is the same in all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) shared.barriers().init();
-  const bool f16 = fits_f16(workspace.findings->a, workspace.findings->b, arguments.k, c.parts == 1);
+  const bool all_f16 =
+      !items && fits_f16(workspace.findings->a, workspace.findings->b, arguments.k, c.parts == 1);
   __syncthreads();  // the mbarriers are initialised; the last barrier of the whole CTA
 
   if (warp < 4) {
     keep_registers<c.output().producer_registers()>();
     if (warp == 0 && elected()) {
       SplitLoader<c, items> loader{maps, shared, arguments, stacking, {}};
-      f16 ? loader.template load<__half>() : loader.template load<__nv_bfloat16>();
+      if constexpr (items) {
+        loader.load_units();
+      } else {
+        all_f16 ? loader.template load<__half>() : loader.template load<__nv_bfloat16>();
+      }
     }
   } else {
     take_registers<c.output().consumer_registers()>();
@@ -315,14 +352,15 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
     using Arguments = std::conditional_t<items, TileArguments, GemmArguments>;
     Writer<float, c.output(), Arguments> writer{maps, choose<items>(of_tile, arguments),
                                                 shared.slabs(warp - 4), lane};
-    const int stages = (arguments.k + c.depth - 1) / c.depth;
-    for_each_tile<c.output()>(arguments, [&](int first_row, int column) {
+    for_each_unit<c>(arguments, stacking, [&](int first_row, int column, const Unit& unit) {
+      const int stages = unit.stages.last - unit.stages.first;
       const int warp_row = first_row + index * 64 + warp % 4 * 16;
-      const auto tile = stacking.of_tile(first_row, arguments.m);
+      const auto tile = stacking.of_tile(first_row, arguments.m, unit.slice);
       if constexpr (items) of_tile.m = tile.end;
       writer.begin(warp_row + tile.out, column);
       const int marked = workspace.row_marks[first_row / marked_rows] |
                          workspace.column_marks[(tile.first_b + column) / marked_rows];
+      const bool f16 = items ? stacking.plan.fit_f16[first_row / item_tile] != 0 : all_f16;
       if (f16) {
         consumer.template multiply<__half>(stages);
         scale_back<c>(consumer.totals, arguments, workspace, warp_row + lane / 4, stacking.rows_a(arguments),
@@ -338,28 +376,48 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
 #endif
 }
 
-/// The operands for which `suits` is true; `ctas_of` says how many CTAs one takes.
+/// The operands for which `suits` is true; `ctas_of` says how many CTAs one takes. `tile_spreads`: those of
+/// A, for each tile of rows, if there are several GEMMs.
 template <typename Suits, typename Blocks>
 Splitting splitting_of(const GemmCall& call, const SplitWorkspace& workspace, const Items& items,
-                       const Suits& suits, const Blocks& ctas_of) {
+                       Spread* tile_spreads, const Suits& suits, const Blocks& ctas_of) {
   Splitting splitting;
-  const auto add = [&](const Matrix& matrix, const Parts& parts, Spread* spread, int* marks,
-                       std::int64_t stride) {
-    if (suits(matrix)) splitting.add(matrix, parts, spread, marks, ctas_of(parts.rows), stride);
+  const auto add = [&](const Splitting::Operand& operand) {
+    if (suits(operand.matrix)) splitting.add(operand, ctas_of(operand.parts.rows));
   };
-  add(call.a, workspace.a, &workspace.findings->a, workspace.row_marks, items.a);
-  add(call.b, workspace.b, &workspace.findings->b, workspace.column_marks, items.b);
-  if (call.problem.gated) add(call.gate, workspace.gate, &workspace.findings->b, workspace.column_marks, 0);
+  const auto whole = [](const Matrix& matrix) {
+    return VisibleBand{static_cast<int>(matrix.rows), static_cast<int>(matrix.columns)};
+  };
+  add({.matrix = call.a,
+       .parts = workspace.a,
+       .spread = tile_spreads != nullptr ? tile_spreads : &workspace.findings->a,
+       .marks = workspace.row_marks,
+       .item_stride = items.a,
+       .visible = items.over_k ? items.visible : whole(call.a),
+       .tiles_have_spreads = tile_spreads != nullptr});
+  add({.matrix = call.b,
+       .parts = workspace.b,
+       .spread = &workspace.findings->b,
+       .marks = workspace.column_marks,
+       .item_stride = items.b,
+       .visible = whole(call.b)});
+  if (call.problem.gated) {
+    add({.matrix = call.gate,
+         .parts = workspace.gate,
+         .spread = &workspace.findings->b,
+         .marks = workspace.column_marks});
+  }
   return splitting;
 }
 
 template <int parts, bool many>
 void split_into_f16(const GemmCall& call, const SplitWorkspace& workspace, const Items& items,
-                    cudaStream_t stream) {
+                    Spread* tile_spreads, cudaStream_t stream) {
   const Splitting rows = splitting_of(
-      call, workspace, items, [](const Matrix& x) { return x.by_rows(); }, [](std::int64_t x) { return x; });
+      call, workspace, items, tile_spreads, [](const Matrix& x) { return x.by_rows(); },
+      [](std::int64_t x) { return x; });
   const Splitting columns = splitting_of(
-      call, workspace, items, [](const Matrix& x) { return !x.by_rows(); },
+      call, workspace, items, tile_spreads, [](const Matrix& x) { return !x.by_rows(); },
       [](std::int64_t x) { return (x + across_rows - 1) / across_rows; });
   const auto how = [&](const Splitting& splitting, int threads) {
     return Launch{.name = "tilewise split gemm, f16 parts",
@@ -374,8 +432,8 @@ void split_into_f16(const GemmCall& call, const SplitWorkspace& workspace, const
 }
 
 template <typename Table, int row, bool many>
-void multiply(const GemmCall& call, const SplitWorkspace& workspace, const Items& items, int multiprocessors,
-              cudaStream_t stream) {
+void multiply(const GemmCall& call, const SplitWorkspace& workspace, const Stacking<many>& stacking,
+              std::int64_t units, int multiprocessors, cudaStream_t stream) {
   constexpr SplitConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
   const int b_box = c.gated ? c.columns / 2 : c.columns;
@@ -383,23 +441,15 @@ void multiply(const GemmCall& call, const SplitWorkspace& workspace, const Items
                 .b = map_of_operand(workspace.b.matrix(call.b), false, b_box)};
   maps.gate = c.gated ? map_of_operand(workspace.gate.matrix(call.gate), false, b_box) : maps.b;
   maps.out = maps.out_tail = maps.b;  // unused: results in f32 are not stored by TMA
-  const int tiles_m = tiles_of(many ? workspace.a.rows : problem.m, c.rows());
+  const int tiles_m = tiles_of(problem.m, c.rows());
   const int tiles_n = tiles_of(problem.n, c.output().out_columns());
-  const int blocks =
-      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors));
+  const std::int64_t tiles = many ? units : std::int64_t{tiles_m} * tiles_n;
+  const int blocks = static_cast<int>(std::min<std::int64_t>(tiles, multiprocessors));
   const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, blocks, c.rows(), c.columns),
                                 .m = static_cast<int>(problem.m),
                                 .n = static_cast<int>(problem.n),
                                 .k = static_cast<int>(problem.k),
                                 .epilogue = Epilogue::of(call)};
-  Stacking<many> stacking;
-  if constexpr (many) {
-    stacking = {.a_rows = static_cast<int>(workspace.a.rows),
-                .b_rows = static_cast<int>(workspace.b.rows),
-                .a_item_rows = static_cast<int>(workspace.a.item_rows),
-                .b_item_rows = static_cast<int>(workspace.b.item_rows),
-                .out_item_rows = static_cast<int>(items.out_rows)};
-  }
   launch<split_gemm_kernel<Table, row, many>>({.name = "tilewise split gemm",
                                                .blocks = blocks,
                                                .threads = c.output().threads(),
@@ -417,20 +467,33 @@ __global__ void __launch_bounds__(split_threads)
   const int tile_m = static_cast<int>(blockIdx.x / tiles_n), tile_n = static_cast<int>(blockIdx.x % tiles_n);
   const int item = tile_m / tiles_m;
   if ((marks.rows[tile_m] | marks.columns[item * tiles_n + tile_n]) == 0) return;
+  const int first_row = tile_m % tiles_m * marked_rows;
+  const Span visible = items.visible.of_rows(first_row, marked_rows);
+  if (!items.over_k) {
+    const Span tiles = visible.in_units(marked_rows);
+    if (tile_n < tiles.first || tile_n >= tiles.last) return;
+  }
+  const Span over = items.over_k ? visible : Span{0, static_cast<int>(call.problem.k)};
+  const Span own = over.whole_units(item_stage, static_cast<int>(call.problem.k));
+  const int slices = items.over_k ? slices_of(over.in_units(item_stage), items.longest_slice) : 1;
   const auto* a = reinterpret_cast<const float*>(call.a.data) + item * items.a;
   const auto* b = reinterpret_cast<const float*>(call.b.data) + item * items.b;
 #pragma unroll 1
   for (int index = static_cast<int>(threadIdx.x); index < marked_rows * marked_rows; index += split_threads) {
-    const std::int64_t m = std::int64_t{tile_m % tiles_m} * marked_rows + index / marked_rows;
+    const std::int64_t m = first_row + index / marked_rows;
     const std::int64_t n = std::int64_t{tile_n} * marked_rows + index % marked_rows;
     if (m >= call.problem.m || n >= call.problem.n) continue;
     double sum = 0;
-    for (std::int64_t k = 0; k < call.problem.k; ++k) {
+    for (std::int64_t k = own.first; k < own.last; ++k) {
       sum =
           fma(static_cast<double>(a[call.a.offset(m, k)]), static_cast<double>(b[call.b.offset(n, k)]), sum);
     }
     auto* to = reinterpret_cast<float*>(call.out.at(item * items.out_rows + m, n));
     *to = call.problem.accumulate ? *to + static_cast<float>(sum) : static_cast<float>(sum);
+    if (call.problem.accumulate) continue;
+    for (int slice = 1; slice < slices; ++slice) {  // the first one has all
+      *reinterpret_cast<float*>(call.out.at(slice * items.slice_rows + item * items.out_rows + m, n)) = 0;
+    }
   }
 }
 
@@ -444,32 +507,65 @@ inline void mend_items(const GemmCall& call, const Items& items, const TileMarks
                               call, tiles_m, tiles_n, items, marks);
 }
 
-/// Launches the kernels. Where `many` is false, there is one GEMM.
-template <bool tf32, bool many>
-void run(const GemmCall& call, const Items& items, const Context& context) {
-  const SplitWorkspace workspace(call, context.workspace.data, items.count);
+/// The operands in blocks of 32 rows and `columns` of K.
+inline Splitting squares_of(const GemmCall& call, const SplitWorkspace& workspace, const Items& items,
+                            Spread* tile_spreads, int columns) {
+  return splitting_of(
+      call, workspace, items, tile_spreads, [](const Matrix&) { return true; },
+      [&](std::int64_t rows) {
+        return (rows + square - 1) / square * ((call.problem.k + columns - 1) / columns);
+      });
+}
+inline Launch bf16_launch(const Splitting& squares, int multiprocessors, cudaStream_t stream) {
+  return {.name = "tilewise split gemm, bf16 parts",
+          .blocks = std::min<std::int64_t>(squares.blocks, 8 * multiprocessors),
+          .threads = split_threads,
+          .stream = stream};
+}
+
+/// Launches the kernels of one GEMM.
+template <bool tf32>
+void run(const GemmCall& call, const Context& context) {
+  const SplitWorkspace workspace(call, context.workspace.data);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* stream = static_cast<cudaStream_t>(context.stream);
   check_cuda(cudaMemsetAsync(workspace.findings, 0, workspace.zeroed, stream), "tilewise split gemm");
-  split_into_f16<(tf32 ? 1 : 2), many>(call, workspace, items, stream);
-  const Splitting squares = splitting_of(
-      call, workspace, items, [](const Matrix&) { return true; },
-      [&](std::int64_t rows) { return (rows + 31) / 32 * ((call.problem.k + 31) / 32); });
-  launch<split_into_bf16<tf32, many>>({.name = "tilewise split gemm, bf16 parts",
-                                       .blocks = std::min<std::int64_t>(squares.blocks, 8 * multiprocessors),
-                                       .threads = split_threads,
-                                       .stream = stream},
-                                      squares, workspace.findings);
-  const TileMarks marks{workspace.row_marks, workspace.column_marks};
-  if constexpr (many) {
-    multiply<Split<tf32, false>, 0, true>(call, workspace, items, multiprocessors, stream);
-    mend_items(call, items, marks, stream);
-  } else {
-    call.problem.gated
-        ? multiply<Split<tf32, true>, 0, false>(call, workspace, items, multiprocessors, stream)
-        : multiply<Split<tf32, false>, 0, false>(call, workspace, items, multiprocessors, stream);
-    run_simt_marked(call, marks, context);
-  }
+  split_into_f16<(tf32 ? 1 : 2), false>(call, workspace, {}, nullptr, stream);
+  const Splitting squares = squares_of(call, workspace, {}, nullptr, square);
+  launch<split_into_bf16<tf32>>(bf16_launch(squares, multiprocessors, stream), squares, workspace.findings);
+  call.problem.gated
+      ? multiply<Split<tf32, true>, 0, false>(call, workspace, {}, 0, multiprocessors, stream)
+      : multiply<Split<tf32, false>, 0, false>(call, workspace, {}, 0, multiprocessors, stream);
+  run_simt_marked(call, {workspace.row_marks, workspace.column_marks}, context);
+}
+
+/// Launches the kernels of several GEMMs.
+template <typename Unused = void>
+void run_items(const GemmCall& call, const Items& items, const Context& context) {
+  const ItemsWorkspace workspace(call, context.workspace.data, items);
+  const UnitPlan& plan = workspace.plan;
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  launch<plan_units<>>(
+      {.name = "tilewise split gemm, units", .blocks = 1, .threads = plan_threads, .stream = stream}, items,
+      plan, call.problem.accumulate, reinterpret_cast<int*>(workspace.findings),
+      static_cast<int>(workspace.zeroed / sizeof(int)));
+  split_into_f16<2, true>(call, workspace, items, plan.spreads, stream);
+  const Splitting squares = squares_of(call, workspace, items, plan.spreads, bf16_columns);
+  launch<split_tiles_into_bf16<>>(bf16_launch(squares, multiprocessors, stream), squares, workspace.findings,
+                                  plan);
+  const auto b_rows = static_cast<int>(workspace.b.rows);
+  multiply<Split<false, false>, 0, true>(call, workspace,
+                                         {.a_rows = static_cast<int>(workspace.a.rows),
+                                          .b_rows = b_rows,
+                                          .a_item_rows = static_cast<int>(workspace.a.item_rows),
+                                          .b_item_rows = static_cast<int>(workspace.b.item_rows),
+                                          .out_item_rows = static_cast<int>(items.out_rows),
+                                          .slice_rows = static_cast<int>(items.slice_rows),
+                                          .first_bf16_b = workspace.b.first_bf16 * b_rows,
+                                          .plan = plan},
+                                         plan.most_units, multiprocessors, stream);
+  mend_items(call, items, {workspace.row_marks, workspace.column_marks}, stream);
 }
 
 }  // namespace tilewise::cuda::gemm

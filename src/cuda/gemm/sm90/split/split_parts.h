@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/arena.h"
+#include "cuda/gemm/common/items.h"
 #include "gemm/call.h"
 
 namespace tilewise::cuda::gemm {
@@ -47,21 +48,32 @@ inline constexpr int marked_rows = 128;
 /// parts are those of x · 2^exponent.
 ///
 /// Several GEMMs of the same shape have the rows of all their matrices below each other. Those of each matrix
-/// are padded with zeros to whole tiles.
+/// are padded with zeros to whole tiles. A tile of rows of A has either f16 or bf16 parts. B has both, the
+/// bf16 parts after the f16 ones, because it meets tiles of either kind.
 struct Parts {
   std::uint16_t* data = nullptr;
   int* exponents = nullptr;    ///< [rows]
   std::int64_t stride = 0;     ///< of a row; a multiple of 8
   std::int64_t rows = 0;       ///< of all matrices
   std::int64_t item_rows = 0;  ///< from one matrix to the next
-  int count = 0;               ///< bf16 parts; there is one f16 part less
+  int count = 0;               ///< of all parts; without `first_bf16` there is one f16 part less
+  int first_bf16 = 0;
 
   Parts() = default;
-  Parts(Arena& arena, const Matrix& of, int bf16_parts, std::int64_t items)
+  Parts(Arena& arena, const Matrix& of, int bf16_parts)
+      : stride((of.columns + 7) / 8 * 8), rows(of.rows), item_rows(of.rows), count(bf16_parts) {
+    take(arena);
+  }
+  /// The parts of several matrices.
+  Parts(Arena& arena, const Matrix& of, int bf16_parts, std::int64_t items, int before_bf16)
       : stride((of.columns + 7) / 8 * 8),
-        item_rows(items == 1 ? of.rows : (of.rows + marked_rows - 1) / marked_rows * marked_rows),
-        count(bf16_parts) {
+        item_rows((of.rows + marked_rows - 1) / marked_rows * marked_rows),
+        count(before_bf16 + bf16_parts),
+        first_bf16(before_bf16) {
     rows = items * item_rows;
+    take(arena);
+  }
+  void take(Arena& arena) {
     data = arena.take<std::uint16_t>(rows * stride * count);
     exponents = arena.take<int>(rows);
   }
@@ -80,6 +92,27 @@ struct Findings {
   Spread a, b;  ///< b is that of B and its gate
 };
 
+/// A tile of the result of one of several GEMMs, and the stages of K that are summed. Without a stage, the
+/// result is 0.
+struct Unit {
+  int m, n;  ///< counted in tiles; m: among the rows of all matrices of A
+  int slice;
+  Span stages;
+};
+
+/// What is decided on the device, in order: which tiles are computed; and while splitting, from which parts.
+struct UnitPlan {
+  int* count = nullptr;         ///< units
+  Unit* units = nullptr;        ///< of tiles that are `across` wide
+  int across = 1;               ///< tiles next to each other that have the same stages
+  Spread* spreads = nullptr;    ///< of A, for each tile of rows
+  int* fit_f16 = nullptr;       ///< for each tile of rows: whether f16 parts are exact enough
+  int row_tiles = 0;            ///< of all matrices of A
+  int item_row_tiles = 0;       ///< of one matrix
+  int stages = 0;               ///< of all of K
+  std::int64_t most_units = 0;  ///< with each of those across
+};
+
 struct SplitWorkspace {
   Parts a, b, gate;
   Findings* findings = nullptr;
@@ -90,21 +123,53 @@ struct SplitWorkspace {
 
   static constexpr std::int64_t marks(std::int64_t rows) { return (rows + marked_rows - 1) / marked_rows; }
 
-  SplitWorkspace(const GemmCall& call, void* base, std::int64_t items = 1) {
+  SplitWorkspace(const GemmCall& call, void* base) {
     Arena arena(base);
     const GemmProblem& problem = call.problem;
     const int parts = problem.allow_tf32 ? 2 : 3;
-    a = Parts(arena, call.a, parts, items);
-    b = Parts(arena, call.b, parts, items);
-    if (problem.gated) gate = Parts(arena, call.gate, parts, items);
+    a = Parts(arena, call.a, parts);
+    b = Parts(arena, call.b, parts);
+    if (problem.gated) gate = Parts(arena, call.gate, parts);
+    take_findings(arena, 0);
+    bytes = arena.used();
+  }
+
+ protected:
+  SplitWorkspace() = default;
+  /// Also takes room for the spreads of tiles, behind the marks.
+  void take_findings(Arena& arena, std::int64_t spreads) {
     const std::int64_t row_mark_count = marks(a.rows);
     const std::int64_t column_mark_count = marks(b.rows);
-    zeroed = sizeof(Findings) + static_cast<std::size_t>(row_mark_count + column_mark_count) * sizeof(int);
+    zeroed = sizeof(Findings) + static_cast<std::size_t>(row_mark_count + column_mark_count) * sizeof(int) +
+             static_cast<std::size_t>(spreads) * sizeof(Spread);
     findings = reinterpret_cast<Findings*>(arena.take<std::byte>(static_cast<std::int64_t>(zeroed)));
-    bytes = arena.used();
     if (findings == nullptr) return;
     row_marks = reinterpret_cast<int*>(findings + 1);
     column_marks = row_marks + row_mark_count;
+  }
+};
+
+/// The workspace of several GEMMs.
+struct ItemsWorkspace : SplitWorkspace {
+  UnitPlan plan;
+
+  ItemsWorkspace(const GemmCall& call, void* base, const Items& items) {
+    Arena arena(base);
+    a = Parts(arena, call.a, 3, items.count, 0);
+    b = Parts(arena, call.b, 3, items.count, 2);
+    const std::int64_t row_tiles = marks(a.rows), column_tiles = marks(call.problem.n);
+    take_findings(arena, row_tiles);
+    plan.row_tiles = static_cast<int>(row_tiles);
+    plan.item_row_tiles = static_cast<int>(marks(call.a.rows));
+    plan.across = items.over_k ? static_cast<int>(column_tiles) : 1;
+    plan.fit_f16 = arena.take<int>(row_tiles);
+    plan.count = arena.take<int>(1);
+    plan.stages = static_cast<int>((call.problem.k + item_stage - 1) / item_stage);
+    const std::int64_t slices = slices_of({0, plan.stages}, items.longest_slice);
+    plan.units = arena.take<Unit>(row_tiles, items.over_k ? slices : column_tiles);
+    plan.most_units = row_tiles * column_tiles * (items.over_k ? slices : 1);
+    bytes = arena.used();
+    if (findings != nullptr) plan.spreads = reinterpret_cast<Spread*>(column_marks + marks(b.rows));
   }
 };
 

@@ -19,14 +19,16 @@ struct Splitting {
     int* marks = nullptr;
     std::int64_t first_block = 0;
     std::int64_t item_stride = 0;  ///< elements from one matrix to the next
+    VisibleBand visible;           ///< of one of several matrices
+    bool tiles_have_spreads = false;
   };
   Operand operands[3];
   int count = 0;
   std::int64_t blocks = 0;
 
-  void add(const Matrix& matrix, const Parts& parts, Spread* spread, int* marks, std::int64_t ctas,
-           std::int64_t item_stride) {
-    operands[count++] = {matrix, parts, spread, marks, blocks, item_stride};
+  void add(Operand operand, std::int64_t ctas) {
+    operand.first_block = blocks;
+    operands[count++] = operand;
     blocks += ctas;
   }
   __device__ const Operand& of_block(std::int64_t block) const {
@@ -53,6 +55,19 @@ struct SourceRow {
     return {first + item * operand.item_stride, own, own >= operand.matrix.rows};
   }
 };
+
+/// The columns of a row that are split. The first is a multiple of 64.
+template <bool items>
+__device__ __forceinline__ Span columns_of(const Splitting::Operand& operand, std::int64_t row) {
+  const auto columns = static_cast<int>(operand.matrix.columns);
+  if constexpr (!items) return {0, columns};
+  const auto own = static_cast<int>(row % operand.parts.item_rows);
+  return operand.visible.of_rows(own / item_tile * item_tile, item_tile).whole_units(item_stage, columns);
+}
+template <bool items>
+__device__ __forceinline__ Spread& spread_of(const Splitting::Operand& operand, std::int64_t row) {
+  return operand.spread[items && operand.tiles_have_spreads ? row / marked_rows : 0];
+}
 
 /// The bits of |x|, which compare as the numbers do; those of NaN are the largest.
 __device__ __forceinline__ int magnitude(float x) { return __float_as_int(x) & 0x7fffffff; }
@@ -114,11 +129,12 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
   constexpr int step = 8 * split_threads;
   const Splitting::Operand& operand = splitting.of_block(blockIdx.x);
   const std::int64_t row = blockIdx.x - operand.first_block;
-  const auto columns = static_cast<int>(operand.matrix.columns);
+  const Span all = columns_of<items>(operand, row);
+  const int columns = all.last;
   const SourceRow source = SourceRow::of<items>(operand, row);
   const int present = source.is_padding ? 0 : columns;
   const float* from = source.item + source.row * operand.matrix.stride_row;
-  const int first = 8 * static_cast<int>(threadIdx.x);
+  const int first = all.first + 8 * static_cast<int>(threadIdx.x);
   const auto load = [&](float(&x)[8], int column) {
     if (column + 8 <= present) {
       *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(from + column);
@@ -190,7 +206,7 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
   if (largest == 0) return;  // zeros lose nothing
   for (int n = 0; n < Spread::grades; ++n) counts.small[n] = all_counts[n];
   counts.lossy = all_counts[Spread::grades];
-  counts.add_to(*operand.spread);
+  counts.add_to(spread_of<items>(operand, row));
 }
 
 /// Splits operands whose columns are contiguous into f16, 32 rows per CTA. A CTA reads its rows twice, the
@@ -208,7 +224,8 @@ __global__ void __launch_bounds__(across_threads)
   __shared__ int all_counts[rows][Spread::grades + 1];
   const Splitting::Operand& operand = splitting.of_block(blockIdx.x);
   const std::int64_t first_row = (blockIdx.x - operand.first_block) * rows;
-  const std::int64_t columns = operand.matrix.columns;
+  const Span all = columns_of<items>(operand, first_row);  // 32 rows are of one tile
+  const std::int64_t columns = all.last;
   const int lane = static_cast<int>(threadIdx.x) % rows, line = static_cast<int>(threadIdx.x) / rows;
   const SourceRow source = SourceRow::of<items>(operand, first_row);  // 32 rows are of one matrix
   const bool present = source.row + lane < operand.matrix.rows;
@@ -224,7 +241,7 @@ __global__ void __launch_bounds__(across_threads)
   constexpr int batch = 8;  // loads in flight
   int largest = 0;
 #pragma unroll 1
-  for (std::int64_t column = line; column < columns; column += batch * lines) {
+  for (std::int64_t column = all.first + line; column < columns; column += batch * lines) {
     float x[batch];
 #pragma unroll
     for (int n = 0; n < batch; ++n) x[n] = load(column + n * lines);
@@ -243,7 +260,7 @@ __global__ void __launch_bounds__(across_threads)
   const float power = __int_as_float((exponent + 127) << 23);
   Counts counts;
 #pragma unroll 1
-  for (std::int64_t column = 0; column < columns; column += depth) {
+  for (std::int64_t column = all.first; column < columns; column += depth) {
     float x[depth / lines];
 #pragma unroll
     for (int n = 0; n < depth / lines; ++n) x[n] = load(column + line + n * lines);
@@ -277,51 +294,160 @@ __global__ void __launch_bounds__(across_threads)
   if (own_largest == 0) return;  // zeros lose nothing
   for (int n = 0; n < Spread::grades; ++n) counts.small[n] = all_counts[row][n];
   counts.lossy = all_counts[row][Spread::grades];
-  counts.add_to(*operand.spread);
+  counts.add_to(spread_of<items>(operand, first_row + row));
 }
 
-/// Splits all operands into bf16 parts, if f16 is not exact enough, 32 x 32 numbers at a time. Operands whose
-/// columns are contiguous are transposed in shared memory.
-template <bool tf32, bool items = false>
+inline constexpr int square = 32;
+
+/// Splits a square of 32 x 32 numbers of an operand into bf16 parts. If its columns are contiguous, it is
+/// transposed in shared memory.
+template <bool items>
+__device__ __forceinline__ void split_square(const Splitting::Operand& operand, std::int64_t first_row,
+                                             std::int64_t first_column,
+                                             float (&transposed)[square][square + 1]) {
+  constexpr int lines = split_threads / square;
+  const int lane = static_cast<int>(threadIdx.x) % square, line = static_cast<int>(threadIdx.x) / square;
+  const Matrix& matrix = operand.matrix;
+  const SourceRow source = SourceRow::of<items>(operand, first_row);  // 32 rows are of one matrix
+  const bool by_rows = matrix.by_rows();
+#pragma unroll
+  for (int n = line; n < square; n += lines) {
+    const std::int64_t row = source.row + (by_rows ? n : lane);
+    const std::int64_t column = first_column + (by_rows ? lane : n);
+    const bool inside = row < matrix.rows && column < matrix.columns;
+    transposed[by_rows ? n : lane][by_rows ? lane : n] =
+        inside ? source.item[matrix.offset(row, column)] : 0.0f;
+  }
+  __syncthreads();  // the square is in shared memory
+#pragma unroll
+  for (int n = line; n < square; n += lines) {
+    const std::int64_t row = first_row + n, column = first_column + lane;
+    if (row >= operand.parts.rows || column >= matrix.columns) continue;
+    float remainder = transposed[n][lane];
+    for (int part = items ? operand.parts.first_bf16 : 0; part < operand.parts.count; ++part) {
+      const __nv_bfloat16 rounded = narrow<__nv_bfloat16>(remainder);
+      operand.parts.data[(part * operand.parts.rows + row) * operand.parts.stride + column] =
+          __bfloat16_as_ushort(rounded);
+      remainder -= widen(rounded);
+    }
+  }
+  __syncthreads();  // all threads have read it, so the next may overwrite it
+}
+
+/// Splits all operands into bf16 parts, if f16 is not exact enough.
+template <bool tf32>
 __global__ void __launch_bounds__(split_threads)
     split_into_bf16(const __grid_constant__ Splitting splitting, const Findings* findings) {
-  constexpr int square = 32;
-  constexpr int lines = split_threads / square;
   if (fits_f16(findings->a, findings->b, splitting.operands[0].matrix.columns, tf32)) return;
   __shared__ float transposed[square][square + 1];
-  const int lane = static_cast<int>(threadIdx.x) % square, line = static_cast<int>(threadIdx.x) / square;
 #pragma unroll 1
   for (std::int64_t block = blockIdx.x; block < splitting.blocks; block += gridDim.x) {
     const Splitting::Operand& operand = splitting.of_block(block);
-    const Matrix& matrix = operand.matrix;
-    const std::int64_t across = (matrix.columns + square - 1) / square;
-    const std::int64_t first_row = (block - operand.first_block) / across * square;
-    const std::int64_t first_column = (block - operand.first_block) % across * square;
-    const SourceRow source = SourceRow::of<items>(operand, first_row);  // 32 rows are of one matrix
-    const bool by_rows = matrix.by_rows();
-#pragma unroll
-    for (int n = line; n < square; n += lines) {
-      const std::int64_t row = source.row + (by_rows ? n : lane);
-      const std::int64_t column = first_column + (by_rows ? lane : n);
-      const bool inside = row < matrix.rows && column < matrix.columns;
-      transposed[by_rows ? n : lane][by_rows ? lane : n] =
-          inside ? source.item[matrix.offset(row, column)] : 0.0f;
-    }
-    __syncthreads();  // the square is in shared memory
-#pragma unroll
-    for (int n = line; n < square; n += lines) {
-      const std::int64_t row = first_row + n, column = first_column + lane;
-      if (row >= operand.parts.rows || column >= matrix.columns) continue;
-      float remainder = transposed[n][lane];
-      for (int part = 0; part < operand.parts.count; ++part) {
-        const __nv_bfloat16 rounded = narrow<__nv_bfloat16>(remainder);
-        operand.parts.data[(part * operand.parts.rows + row) * operand.parts.stride + column] =
-            __bfloat16_as_ushort(rounded);
-        remainder -= widen(rounded);
-      }
-    }
-    __syncthreads();  // all threads have read it, so the next may overwrite it
+    const std::int64_t across = (operand.matrix.columns + square - 1) / square;
+    split_square<false>(operand, (block - operand.first_block) / across * square,
+                        (block - operand.first_block) % across * square, transposed);
   }
+}
+
+/// The least number of large terms for f16 parts. A sum of one term, such as P = 1 where a query sees one
+/// key, has no error in f32. f16 parts of it have 22 to 24 bits.
+inline constexpr int least_terms = 16;
+
+/// Columns that a block of split_tiles_into_bf16 has, of 32 rows.
+inline constexpr int bf16_columns = 16 * square;
+
+/// The same for several GEMMs, where each tile of rows of A decides for itself: with causal, the rows of the
+/// first tile see so few keys that no bound holds for f16, and a hidden key of B counts like a visible one.
+/// Of B it splits the columns that such tiles multiply. Also stores the decisions.
+template <typename Unused = void>
+__global__ void __launch_bounds__(split_threads)
+    split_tiles_into_bf16(const __grid_constant__ Splitting splitting, const Findings* findings,
+                          const __grid_constant__ UnitPlan plan) {
+  const Splitting::Operand& a = splitting.operands[0];
+  const auto columns = static_cast<int>(a.matrix.columns);
+  const auto fits = [&](int tile) {
+    const int count = columns_of<true>(a, std::int64_t{tile} * marked_rows).count();
+    return count == 0 || fits_f16(plan.spreads[tile], findings->b, count - least_terms, false);
+  };
+  __shared__ float transposed[square][square + 1];
+  __shared__ int last, before_first;  // of the columns of B, the latter counted from their end
+  if (threadIdx.x == 0) last = before_first = 0;
+  __syncthreads();  // both are 0
+#pragma unroll 1
+  for (int tile = static_cast<int>(threadIdx.x); tile < plan.row_tiles; tile += split_threads) {
+    const bool fit = fits(tile);
+    if (blockIdx.x == 0) plan.fit_f16[tile] = fit ? 1 : 0;
+    if (fit) continue;
+    const Span own = columns_of<true>(a, std::int64_t{tile} * marked_rows);
+    atomicMax(&last, own.last);
+    atomicMax(&before_first, columns - own.first);
+  }
+  __syncthreads();  // all threads have added the tiles that do not fit
+  const Span of_b{columns - before_first, last};
+  if (last == 0) return;
+#pragma unroll 1
+  for (std::int64_t block = blockIdx.x; block < splitting.blocks; block += gridDim.x) {
+    const Splitting::Operand& operand = splitting.of_block(block);
+    const std::int64_t across = (columns + bf16_columns - 1) / bf16_columns;
+    const std::int64_t row = (block - operand.first_block) / across * square;
+    const auto column = static_cast<int>((block - operand.first_block) % across * bf16_columns);
+    const bool is_a = operand.tiles_have_spreads;
+    const Span split = is_a ? columns_of<true>(operand, row) : of_b;
+    const int first = max(column, split.first), end = min(column + bf16_columns, split.last);
+    if (first >= end || (is_a && fits(static_cast<int>(row / marked_rows)))) continue;
+#pragma unroll 1
+    for (int at = first; at < end; at += square) split_square<true>(operand, row, at, transposed);
+  }
+}
+
+inline constexpr int plan_threads = 1024;
+
+/// Lists the units of several GEMMs, and clears what is counted while splitting. One CTA.
+template <typename Unused = void>
+__global__ void __launch_bounds__(plan_threads)
+    plan_units(const __grid_constant__ Items items, const __grid_constant__ UnitPlan plan,
+               const bool accumulate, int* cleared, const int clear) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  for (int n = thread; n < clear; n += plan_threads) cleared[n] = 0;
+  // Calls visit(unit) for each unit of a tile of rows, in order.
+  const auto for_each_unit = [&](int tile, const auto& visit) {
+    const int first_row = tile % plan.item_row_tiles * item_tile;
+    const Span visible = items.visible.of_rows(first_row, item_tile);
+    if (!items.over_k) {
+      const Span tiles = visible.in_units(item_tile);
+      for (int n = tiles.first; n < tiles.last; ++n) visit(Unit{tile, n, 0, {0, plan.stages}});
+      return;
+    }
+    const Span own = visible.in_units(item_stage);
+    if (own.count() == 0 && accumulate) return;
+    const int slices = slices_of(own, items.longest_slice);
+    for (int n = 0; n < slices; ++n) visit(Unit{tile, 0, n, slice_of(own, n, slices)});
+  };
+  const int tiles_each = (plan.row_tiles + plan_threads - 1) / plan_threads;
+  const int first = min(thread * tiles_each, plan.row_tiles), end = min(first + tiles_each, plan.row_tiles);
+  int count = 0;
+  for (int tile = first; tile < end; ++tile) for_each_unit(tile, [&](const Unit&) { ++count; });
+
+  // The sum of the counts of all threads before this one.
+  const auto scan = [&](int x) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, x, step);
+      if (lane >= step) x += before;
+    }
+    return x;
+  };
+  __shared__ int of_warps[32];
+  const int in_warp = scan(count);
+  if (lane == 31) of_warps[thread / 32] = in_warp;
+  __syncthreads();  // the sums of all warps are there
+  const int up_to_warps = scan(of_warps[lane]);
+  const int before_warp =
+      __shfl_sync(~0u, up_to_warps, thread / 32) - __shfl_sync(~0u, of_warps[lane], thread / 32);
+  int at = before_warp + in_warp - count;
+  for (int tile = first; tile < end; ++tile)
+    for_each_unit(tile, [&](const Unit& unit) { plan.units[at++] = unit; });
+  if (thread == plan_threads - 1) *plan.count = at;
 }
 
 }  // namespace tilewise::cuda::gemm
