@@ -68,7 +68,8 @@ Magnitudes make_plain_tensors(Random& rng, RandomProblem& p) {
 }
 
 // Few tiles of 128 rows and keys, but often several heads, and in one of four problems of neighbouring
-// entries with any strides between them. Half of the problems hide whole tiles by causal or a window.
+// entries with any strides between them. Half of the problems hide whole tiles by causal or a window, and a
+// quarter by blocks.
 void choose_wide_f32(Random& rng, RandomProblem& p) {
   p.aligned = p.aligned_results = true;
   p.dtype = DType::f32;
@@ -144,7 +145,12 @@ RandomProblem random_wide_f32_problem(std::uint64_t seed) {
   }
   make_masks(rng, p, magnitudes);
   make_head_values(rng, p, magnitudes);
-  p.blocks = {};
+  if (own.chance(0.25)) {
+    p.blocks = {};
+    p.blocks.block_q = own.pick<std::int64_t>({31, 64, 128, 128, 200});
+    p.blocks.block_k = own.pick<std::int64_t>({31, 64, 128, 128, 200});
+    make_blocks(own, p);
+  }
   p.logit_scale = {};
   choose_asked(rng, p);
   p.asked.dmask = false;

@@ -101,6 +101,9 @@ struct PairRows {
   __device__ std::int64_t line(std::int64_t own) const { return own; }
   /// The keys of row `own` that have products, and for which outputs are wanted. It sees no others.
   __device__ KeyRange keys_of(std::int64_t) const { return keys; }
+  /// Whether row `own` has key j of these, and whether it sees it as far as a block mask is concerned.
+  __device__ bool has(std::int64_t, std::int64_t) const { return true; }
+  __device__ bool shows(const AttentionCall&, std::int64_t, std::int64_t) const { return true; }
 };
 
 inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch& scratch) {
@@ -140,19 +143,23 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
   const auto dropout = [&](std::int64_t j) {
     return problem.features.dropout ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
   };
+  const auto score_at = [&](std::int64_t j) {
+    return rows.shows(call, own, j) ? pair_score(call, rules, row, j, qk_gmem[j]) : minus_infinity;
+  };
   // Rounded before it is used, so that both loops have the same number.
   const auto dropped_dp = [&](std::int64_t j, float kept) { return __fmul_rn(dp_gmem[j], kept); };
 
   const double sink = problem.features.sinks ? call.sinks.at(row.b, row.h) : -__builtin_huge_val();
   float maximum = fmaxf(static_cast<float>(sink), lowest);
   for (std::int64_t j = keys.first + lane; j < keys.last; j += lanes) {
-    maximum = fmaxf(maximum, pair_score(call, rules, row, j, qk_gmem[j]));
+    if (rows.has(own, j)) maximum = fmaxf(maximum, score_at(j));
   }
   maximum = maximum_over<lanes>(maximum);
   double sum = 0;
   double sum_dp = 0;
   for (std::int64_t j = keys.first + lane; j < keys.last; j += lanes) {
-    const float p = expf(pair_score(call, rules, row, j, qk_gmem[j]) - maximum);
+    if (!rows.has(own, j)) continue;
+    const float p = expf(score_at(j) - maximum);
     sum += static_cast<double>(p);
     if (p != 0) sum_dp += static_cast<double>(p) * static_cast<double>(dropped_dp(j, dropout(j)));
   }
@@ -170,9 +177,10 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
   const auto inverse = static_cast<float>(empty ? 0.0 : 1 / total);
   const auto shift = static_cast<float>(d_lse - delta);
   for (std::int64_t j = keys.first + lane; j < keys.last; j += lanes) {
+    if (!rows.has(own, j)) continue;
     float tangent = 0;  // remains 0 without softcap
     float score = minus_infinity;
-    if (!empty && row.sees(j)) {
+    if (!empty && row.sees(j) && rows.shows(call, own, j)) {
       score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, qk_gmem[j], tangent);
     }
     const bool hidden = score == minus_infinity;

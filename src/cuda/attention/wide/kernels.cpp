@@ -20,7 +20,6 @@ std::string supports_together(const AttentionProblem& problem, std::int64_t head
     return "cuts its products by the size of the batch, so it is not batch_invariant";
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "supports dense tensors only, not packed or paged ones";
-  if (problem.features.block_mask) return "does not support block masks";
   if (problem.features.logit_scale) return "does not support a logit scale: its heads share one scale";
   if (problem.features.key_lengths) return "does not support key lengths: it would read the keys past them";
   if (problem.features.mask_gradient) return "does not support the gradient of a mask";
@@ -36,7 +35,10 @@ std::string supports_together(const AttentionProblem& problem, std::int64_t head
   return {};
 }
 
-std::string supports(const AttentionProblem& problem) { return supports_together(problem, 1); }
+std::string supports(const AttentionProblem& problem) {
+  if (problem.features.block_mask) return "does not support block masks";
+  return supports_together(problem, 1);
+}
 
 std::size_t workspace(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);

@@ -45,6 +45,9 @@ struct Chunk {
   __device__ std::int64_t line(std::int64_t own) const { return own; }
   /// The keys of row `own` that have products, and whose P is wanted. It sees no others.
   __device__ KeyRange keys_of(std::int64_t) const { return keys; }
+  /// Whether row `own` has key j of these, and whether it sees it as far as a block mask is concerned.
+  __device__ bool has(std::int64_t, std::int64_t) const { return true; }
+  __device__ bool shows(const AttentionCall&, std::int64_t, std::int64_t) const { return true; }
 };
 
 inline Chunk chunk_at(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t first,
@@ -101,13 +104,16 @@ __global__ void __launch_bounds__(threads)
   // Starts at the lowest finite number, so that no difference is NaN in an empty row.
   float maximum = fmaxf(sink, lowest);
   for (std::int64_t j = keys.first + lane; j < keys.last; j += warp) {
-    const float score = simt::pair_score(call, rules, row, j, row_gmem[j]);
+    if (!rows.has(own, j)) continue;
+    const bool shown = rows.shows(call, own, j);
+    const float score = shown ? simt::pair_score(call, rules, row, j, row_gmem[j]) : minus_infinity;
     row_gmem[j] = score;
     maximum = fmaxf(maximum, score);
   }
   maximum = maximum_over<warp>(maximum);
   double sum = 0;
   for (std::int64_t j = keys.first + lane; j < keys.last; j += warp) {
+    if (!rows.has(own, j)) continue;
     const float p = expf(row_gmem[j] - maximum);
     row_gmem[j] = p;
     sum += static_cast<double>(p);
@@ -116,6 +122,7 @@ __global__ void __launch_bounds__(threads)
   const bool empty = sum == 0;
   const auto inverse = static_cast<float>(empty ? 0.0 : 1 / sum);
   for (std::int64_t j = keys.first + lane; j < keys.last; j += warp) {
+    if (!rows.has(own, j)) continue;
     const bool drawn = features.dropout && row.sees(j);
     const float kept = drawn ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
     out_gmem[j] = narrow<T>(row_gmem[j] * inverse * kept);

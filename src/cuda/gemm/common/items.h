@@ -39,6 +39,20 @@ struct VisibleBand {
   }
 };
 
+/// The tiles of 128 x 128 that a block mask leaves of the matrices of several GEMMs: those whose byte is not
+/// 0.
+struct ShownTiles {
+  const std::uint8_t* data = nullptr;  ///< null if there is no block mask
+  int item = 0, row = 0, column = 0;   ///< bytes from one to the next
+
+  constexpr bool any_hidden() const { return data != nullptr; }
+  constexpr bool at(int i, int r, int c) const {
+    return data == nullptr ||
+           data[std::int64_t{i} * item + std::int64_t{r} * row + std::int64_t{c} * column] != 0;
+  }
+  constexpr ShownTiles transposed() const { return {data, item, column, row}; }
+};
+
 /// Several GEMMs of one shape: where the matrices of the next one are, and what of each is left out.
 struct Items {
   std::int64_t count = 1;
@@ -48,10 +62,12 @@ struct Items {
   /// The visible elements of A, if `over_k`: others are neither read nor multiplied. Else those of the
   /// result: tiles without any are not computed.
   VisibleBand visible;
+  ShownTiles shown;
   bool over_k = false;
-  /// Where over_k, K of a tile may be cut into slices of at most so many stages. Each slice has a result of
-  /// its own, and all of them must be added.
+  /// Where over_k, K of a tile may be cut into slices of at most so many stages, or into exactly `slices` if
+  /// there is a block mask. Each slice has a result of its own, and all of them must be added.
   int longest_slice = VisibleBand::unbounded;
+  int slices = 1;
   std::int64_t slice_rows = 0;  ///< rows from the results of one slice to those of the next
 };
 

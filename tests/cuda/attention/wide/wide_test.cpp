@@ -10,6 +10,8 @@
 
 #include "cuda/attention/device_problem.h"
 #include "property/check.h"
+#include "support/garbage.h"
+#include "support/random_parts.h"
 
 namespace tilewise::test::wide_test {
 namespace {
@@ -103,6 +105,15 @@ class WideBatched : public CudaKernelFixture<90, 90> {
                           .backward = run_backward_on_cuda};
     for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
   }
+  static RandomProblem block_problem(std::uint64_t seed, const Sizes& n, std::int64_t block_q,
+                                     std::int64_t block_k) {
+    RandomProblem problem = dense_problem(seed, DType::f32, n);
+    Random rng(seed + 1);
+    problem.blocks.block_q = block_q;
+    problem.blocks.block_k = block_k;
+    make_blocks(rng, problem);
+    return problem;
+  }
   static std::vector<double> output(const RandomProblem& problem) {
     const OutputBuffers outputs = make_outputs(problem);
     AttentionOptions options = problem.options;
@@ -154,6 +165,54 @@ TEST_F(WideBatched, HidesWhatIsHidden) {
     RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
     problem.options.window = {.left = 30, .right = 40};
     expect_within_contract(problem);
+  }
+}
+
+TEST_F(WideBatched, TakesBlockMasks) {
+  const Sizes sizes{.b = 1, .hq = 4, .hkv = 2, .sq = 300, .sk = 290, .d = 136, .dv = 144};
+  std::uint64_t seed = 780;
+  for (const auto& [block_q, block_k] : {std::pair(128, 128), std::pair(100, 64), std::pair(8, 200)}) {
+    RandomProblem problem = block_problem(seed++, sizes, block_q, block_k);
+    expect_within_contract(problem);
+    problem.options.causal = true;
+    expect_within_contract(problem);
+  }
+}
+
+// No product reads K and V where no block is listed.
+TEST_F(WideBatched, DoesNotReadHiddenBlocks) {
+  const Sizes sizes{.b = 1, .hq = 2, .hkv = 2, .sq = 300, .sk = 384, .d = 160, .dv = 160};
+  RandomProblem problem = dense_problem(790, DType::f32, sizes);
+  RandomBlocks& blocks = problem.blocks;
+  blocks.block_q = blocks.block_k = 128;
+  blocks.counts = Buffer(DType::i32, {1, 1, 3});
+  blocks.counts.set_values(std::vector<double>{2, 1, 0});
+  blocks.indices = Buffer(DType::i32, {1, 1, 3, 2});
+  blocks.indices.set_values(std::vector<double>{0, 2, 2, 0, 0, 0});
+  const std::vector<double> before = output(problem);
+  for (Buffer* buffer : {&problem.k, &problem.v}) {
+    std::vector<double> values = buffer->values();
+    for (std::size_t n = 0; n < values.size(); ++n) {
+      if (static_cast<std::int64_t>(n) / sizes.d % sizes.sk / 128 == 1) values[n] = HUGE_VAL;
+    }
+    buffer->set_values(values);
+  }
+  const std::vector<double> after = output(problem);
+  for (std::size_t n = 0; n < after.size(); ++n) {
+    ASSERT_NEAR(after[n], before[n], 1e-5) << n;
+    if (static_cast<std::int64_t>(n) / sizes.dv % sizes.sq >= 256) {
+      ASSERT_EQ(after[n], 0) << n;
+    }
+  }
+}
+
+TEST_F(WideBatched, GarbageInBlockListsStaysInsideTensors) {
+  const Sizes sizes{.b = 2, .hq = 2, .hkv = 1, .sq = 300, .sk = 290, .d = 136, .dv = 144};
+  for (std::uint64_t seed = 800; seed < 806; ++seed) {
+    const RandomProblem problem = garbled(block_problem(seed, sizes, seed % 2 == 0 ? 128 : 31, 100));
+    SCOPED_TRACE(to_string(problem));
+    ASSERT_EQ(reason_against(problem, "wide_batched"), "");
+    EXPECT_NO_THROW(output(problem));
   }
 }
 

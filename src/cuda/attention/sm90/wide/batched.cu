@@ -66,6 +66,20 @@ gemm::VisibleBand visible_pairs(const AttentionCall& call, const Chunk& chunk) {
           .high = bounded(diagonal + call.band.right + 1)};
 }
 
+/// A block mask, for the rows of a chunk and the heads of a batch.
+struct BlockTable {
+  std::int32_t* states = nullptr;  ///< [heads, query blocks, key blocks]; null if there is no block mask
+  std::uint8_t* tiles = nullptr;   ///< [heads, row tiles, key tiles]: 0 where no block is listed
+  std::int64_t first_block = 0, query_blocks = 0, key_blocks = 0;
+  int row_tiles = 0, key_tiles = 0;
+
+  std::int64_t tiles_each() const { return std::int64_t{row_tiles} * key_tiles; }
+  gemm::ShownTiles shown() const { return {tiles, static_cast<int>(tiles_each()), key_tiles, 1}; }
+  __device__ std::int32_t* states_of(std::int64_t head, std::int64_t block) const {
+    return states + (head * query_blocks + block - first_block) * key_blocks;
+  }
+};
+
 /// Neighbouring rows of each head of a batch.
 struct BatchRows {
   std::int64_t first_head, heads, group;  ///< query heads, numbered over all entries
@@ -73,6 +87,7 @@ struct BatchRows {
   std::int64_t stacked;                   ///< rows of the matrices from one head to the next
   KeyRange keys;
   gemm::VisibleBand visible;
+  BlockTable blocks;
 
   __host__ __device__ std::int64_t rows() const { return heads * count; }
   __device__ std::int64_t index(const AttentionCall& call, std::int64_t own) const {
@@ -88,11 +103,37 @@ struct BatchRows {
     const gemm::Span columns = visible.of_rows(tile, tile_rows).whole_units(tile_rows, visible.columns);
     return {keys.first + columns.first, keys.first + columns.last};
   }
+  __device__ bool has(std::int64_t, std::int64_t) const { return true; }
+  __device__ bool shows(const AttentionCall&, std::int64_t, std::int64_t) const { return true; }
 };
 
+/// The same with a block mask.
+struct BlockRows : BatchRows {
+  __device__ bool has(std::int64_t own, std::int64_t j) const {
+    const std::int64_t tile = own / count * blocks.row_tiles + own % count / tile_rows;
+    return blocks.tiles[tile * blocks.key_tiles + (j - keys.first) / tile_rows] != 0;
+  }
+  __device__ bool shows(const AttentionCall& call, std::int64_t own, std::int64_t j) const {
+    const BlockView& view = call.blocks;
+    const auto i = static_cast<std::uint32_t>(first + own % count), key = static_cast<std::uint32_t>(j);
+    const auto block_q = static_cast<std::uint32_t>(view.block_q);  // 32 bits divide faster
+    const auto block_k = static_cast<std::uint32_t>(view.block_k);
+    const std::int32_t state = blocks.states_of(own / count, i / block_q)[key / block_k];
+    if (state < 0) return state == block_full;
+    return view.tile_shows(state, i % block_q, key % block_k);
+  }
+};
+
+/// Calls body(rows) with the rows as BlockRows if there is a block mask.
+template <typename Body>
+void with_blocks(const BatchRows& rows, const Body& body) {
+  rows.blocks.states != nullptr ? body(BlockRows{rows}) : body(rows);
+}
+
 /// simt::PairRows of a batch.
+template <typename Some>
 struct BatchPairRows : simt::PairRows<float> {
-  BatchRows batch;
+  Some batch;
   std::int64_t length_q;
 
   __device__ std::int64_t index(std::int64_t own) const {
@@ -100,7 +141,66 @@ struct BatchPairRows : simt::PairRows<float> {
   }
   __device__ std::int64_t line(std::int64_t own) const { return batch.line(own); }
   __device__ KeyRange keys_of(std::int64_t own) const { return batch.keys_of(own); }
+  __device__ bool has(std::int64_t own, std::int64_t j) const { return batch.has(own, j); }
+  __device__ bool shows(const AttentionCall& call, std::int64_t own, std::int64_t j) const {
+    return batch.shows(call, own, j);
+  }
 };
+
+/// Fills the states of a row of query blocks. One warp per row.
+template <typename Unused = void>
+__global__ void __launch_bounds__(threads)
+    list_blocks(const __grid_constant__ AttentionCall call, const __grid_constant__ BatchRows rows) {
+  const BlockTable& table = rows.blocks;
+  const std::int64_t index = simt::thread_index() / warp;
+  const std::int64_t n = index / table.query_blocks, block = table.first_block + index % table.query_blocks;
+  if (n >= rows.heads) return;  // the same for all lanes
+  const int lane = threadIdx.x % warp;
+  const std::int64_t head = rows.first_head + n * rows.group;
+  const std::int64_t b = head / call.problem.heads_q, h = head % call.problem.heads_q;
+  std::int32_t* states = table.states_of(n, block);
+  for (std::int64_t k = lane; k < table.key_blocks; k += warp) states[k] = block_hidden;
+  __syncwarp();  // all states are hidden
+  const BlockView& view = call.blocks;
+  const auto list = [&](std::int32_t key_block, std::int32_t state) {
+    if (key_block >= 0 && key_block < table.key_blocks) states[key_block] = state;
+  };
+  const std::int32_t partial = view.count(b, h, block);
+  for (std::int32_t slot = lane; slot < partial; slot += warp) {
+    list(view.indices.at(b, h, block, slot), view.tile(b, h, block, slot));
+  }
+  __syncwarp();  // a block that is listed twice is full
+  if (view.full_counts.data == nullptr) return;
+  const std::int32_t full = view.full_count(b, h, block);
+  for (std::int32_t slot = lane; slot < full; slot += warp) {
+    list(view.full_indices.at(b, h, block, slot), block_full);
+  }
+}
+
+/// Finds the tiles in which a block is listed. One warp per tile.
+template <typename Unused = void>
+__global__ void __launch_bounds__(threads)
+    mark_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ BatchRows rows) {
+  const BlockTable& table = rows.blocks;
+  const std::int64_t index = simt::thread_index() / warp;
+  const std::int64_t key_tile = index % table.key_tiles, tile = index / table.key_tiles;
+  const std::int64_t row_tile = tile % table.row_tiles, n = tile / table.row_tiles;
+  if (n >= rows.heads) return;  // the same for all lanes
+  const int lane = threadIdx.x % warp;
+  const BlockView& view = call.blocks;
+  const std::int64_t row = rows.first + row_tile * tile_rows, key = rows.keys.first + key_tile * tile_rows;
+  const std::int64_t last_row = min(row + tile_rows, rows.first + rows.count) - 1;
+  const std::int64_t last_key = min(key + tile_rows, rows.keys.last) - 1;
+  const std::int64_t first_q = row / view.block_q, first_k = key / view.block_k;
+  const std::int64_t across = last_key / view.block_k - first_k + 1;
+  const std::int64_t count = (last_row / view.block_q - first_q + 1) * across;
+  bool listed = false;
+  for (std::int64_t at = lane; at < count; at += warp) {
+    listed |= table.states_of(n, first_q + at / across)[first_k + at % across] != block_hidden;
+  }
+  listed = __any_sync(~0u, listed);
+  if (lane == 0) table.tiles[index] = listed ? 1 : 0;
+}
 
 /// The layout of the matrices: [heads, stacked rows, pitch].
 struct Space {
@@ -113,6 +213,7 @@ struct Space {
   float* sums;                         ///< [slices, ...]: O or dQ
   float *dk = nullptr, *dv = nullptr;  ///< [slices, ...], before the multiplication by the scale
   float *sink_terms = nullptr, *row_sums = nullptr;
+  BlockTable blocks;  ///< room for any chunk
   std::size_t used;
 
   Space(const AttentionCall& call, void* base)
@@ -140,7 +241,24 @@ struct Space {
       sink_terms = arena.take<float>(problem.heads_q * call.rows_q());
       row_sums = arena.take<float>(problem.heads_q * call.rows_q());
     }
+    if (problem.features.block_mask) {
+      blocks.key_blocks = call.key_blocks();
+      blocks.states = arena.take<std::int32_t>(heads, rows / call.blocks.block_q + 2, blocks.key_blocks);
+      blocks.tiles = arena.take<std::uint8_t>(lines / tile_rows, whole_tiles(pitch) / tile_rows);
+    }
     used = arena.rounded();
+  }
+
+  /// The block mask of a chunk, to be filled.
+  BlockTable blocks_of(const AttentionCall& call, const Chunk& chunk) const {
+    BlockTable table = blocks;
+    if (table.states == nullptr) return table;
+    const std::int64_t block_q = call.blocks.block_q;
+    table.first_block = chunk.first / block_q;
+    table.query_blocks = (chunk.first + chunk.count - 1) / block_q - table.first_block + 1;
+    table.row_tiles = static_cast<int>(whole_tiles(chunk.count) / tile_rows);
+    table.key_tiles = static_cast<int>(whole_tiles(chunk.width()) / tile_rows);
+    return table;
   }
 
  private:
@@ -175,7 +293,8 @@ class Products {
         batch_(batch),
         chunk_(chunk),
         stacked_(whole_tiles(chunk.count)),
-        visible_(visible_pairs(call, chunk)) {}
+        visible_(visible_pairs(call, chunk)),
+        blocks_(space.blocks_of(call, chunk)) {}
 
   BatchRows rows() const {
     return {.first_head = batch_.first_query(call_),
@@ -185,7 +304,8 @@ class Products {
             .count = chunk_.count,
             .stacked = stacked_,
             .keys = chunk_.keys,
-            .visible = visible_};
+            .visible = visible_,
+            .blocks = blocks_};
   }
   std::int64_t stacked() const { return stacked_; }
   /// Of the sums over keys.
@@ -195,7 +315,7 @@ class Products {
   Product scores(const Rows& queries, const Rows& keys, std::int64_t dim, float* to) const {
     return product(of_queries(queries, dim), of_keys(keys, dim),
                    plain_matrix(to, DType::f32, chunk_.count, chunk_.width(), space_.pitch),
-                   {.out_rows = stacked_, .visible = visible_});
+                   {.out_rows = stacked_, .visible = visible_, .shown = blocks_.shown()});
   }
   /// O = P·V, or dQ = dS·K.
   Product of_rows(float* pairs, const Rows& keys, std::int64_t dim) const {
@@ -203,8 +323,10 @@ class Products {
                    plain_matrix(space_.sums, DType::f32, chunk_.count, dim, rounded_up(dim)),
                    {.out_rows = stacked_,
                     .visible = visible_,
+                    .shown = blocks_.shown(),
                     .over_k = true,
                     .longest_slice = longest_slice(),
+                    .slices = space_.slices_q,
                     .slice_rows = batch_.count * stacked_});
   }
   /// dK += dSᵀ·Q, or dV += Pᵀ·dO.
@@ -214,8 +336,10 @@ class Products {
                    plain_matrix(to + chunk_.keys.first * pitch, DType::f32, chunk_.width(), dim, pitch),
                    {.out_rows = space_.key_rows,
                     .visible = visible_.transposed(),
+                    .shown = blocks_.shown().transposed(),
                     .over_k = true,
                     .longest_slice = gemm::longest_slice(visible_.transposed(), space_.slices_k),
+                    .slices = space_.slices_k,
                     .slice_rows = batch_.count * space_.key_rows},
                    true);
   }
@@ -256,6 +380,7 @@ class Products {
   const Chunk& chunk_;
   const std::int64_t stacked_;
   const gemm::VisibleBand visible_;
+  const BlockTable blocks_;
 };
 
 /// Calls visit(Product) for each product that the wanted gradients need, once P and dS are known.
@@ -340,7 +465,7 @@ void finish_queries(const char* name, const AttentionCall& call, const Space& sp
          {.sums = space.sums,
           .stacked = rows.stacked,
           .pitch = rounded_up(dim),
-          .slices = 0,
+          .slices = rows.blocks.states != nullptr && !rows.keys.empty() ? space.slices_q : 0,
           .visible = rows.visible,
           .longest_slice = products.longest_slice(),
           .to = to,
@@ -385,6 +510,16 @@ void run(const Product& product, const Space& space, const Context& context) {
   gemm::run_split_items(product.call, product.items, remaining);
 }
 
+/// Prepares the block mask of a chunk that sees a key.
+void prepare_blocks(const AttentionCall& call, const BatchRows& rows, const Context& context) {
+  const BlockTable& table = rows.blocks;
+  if (table.states == nullptr) return;
+  launch<list_blocks<>>(warp_each("tilewise wide blocks", rows.heads * table.query_blocks, context), call,
+                        rows);
+  launch<mark_tiles<>>(warp_each("tilewise wide tiles", rows.heads * table.tiles_each(), context), call,
+                       rows);
+}
+
 void clear(float* sums, std::int64_t count, const Context& context) {
   check_cuda(cudaMemsetAsync(sums, 0, static_cast<std::size_t>(count) * sizeof(float),
                              static_cast<cudaStream_t>(context.stream)),
@@ -397,9 +532,14 @@ void chunk_forward(const AttentionCall& call, const Space& space, const Batch& b
   const Products products(call, space, batch, chunk);
   const BatchRows rows = products.rows();
   const bool any = chunk.width() > 0;  // whether any key is seen
-  if (any) run(products.scores(call.q, call.k, problem.dim_qk, space.s), space, context);
-  launch<softmax_rows<float, BatchRows>>(warp_each("tilewise wide P", rows.rows(), context), call, rows,
-                                         space.s, space.s, space.pitch);
+  if (any) {
+    prepare_blocks(call, rows, context);
+    run(products.scores(call.q, call.k, problem.dim_qk, space.s), space, context);
+  }
+  with_blocks(rows, [&]<typename Some>(const Some& some) {
+    launch<softmax_rows<float, Some>>(warp_each("tilewise wide P", rows.rows(), context), call, some, space.s,
+                                      space.s, space.pitch);
+  });
   if (any) {
     run(products.of_rows(space.s, call.v, problem.dim_v), space, context);
   } else {
@@ -415,21 +555,24 @@ void chunk_backward(const AttentionCall& call, const Space& space, const Batch& 
   const BatchRows rows = products.rows();
   const bool any = chunk.width() > 0;
   if (any) {
+    prepare_blocks(call, rows, context);
     run(products.scores(call.q, call.k, problem.dim_qk, space.s), space, context);
     run(products.scores(call.d_o, call.v, problem.dim_v, space.dp), space, context);
   }
-  BatchPairRows pairs{};
-  pairs.count = rows.rows();
-  pairs.keys = chunk.keys;
-  pairs.pitch = space.pitch;
-  pairs.qk = pairs.p = space.s;
-  pairs.dp = pairs.dqk = space.dp;
-  pairs.sink_terms = space.sink_terms;
-  pairs.row_sums = space.row_sums;
-  pairs.batch = rows;
-  pairs.length_q = problem.length_q;
-  launch<simt::differentiate_rows<warp, float, BatchPairRows>>(
-      warp_each("tilewise wide dS", rows.rows(), context), call, pairs);
+  with_blocks(rows, [&]<typename Some>(const Some& some) {
+    BatchPairRows<Some> pairs{};
+    pairs.count = rows.rows();
+    pairs.keys = chunk.keys;
+    pairs.pitch = space.pitch;
+    pairs.qk = pairs.p = space.s;
+    pairs.dp = pairs.dqk = space.dp;
+    pairs.sink_terms = space.sink_terms;
+    pairs.row_sums = space.row_sums;
+    pairs.batch = some;
+    pairs.length_q = problem.length_q;
+    launch<simt::differentiate_rows<warp, float, BatchPairRows<Some>>>(
+        warp_each("tilewise wide dS", rows.rows(), context), call, pairs);
+  });
   if (any) {
     for_each_gradient(call, space, products, [&](const Product& product) { run(product, space, context); });
   } else {

@@ -175,9 +175,7 @@ struct SplitLoader {
     constexpr bool f16 = std::is_same_v<T, __half>;
     Barriers<c.output()>& barriers = shared.barriers();
     const int column = stacking.of_tile(row).first_b + tile_column;
-    const int end = items ? min(stages.last * c.depth, arguments.k) : arguments.k;
-#pragma unroll 1
-    for (int k = items ? stages.first * c.depth : 0; k < end; k += c.depth) {
+    const auto load_stage = [&](int k) {
 #pragma unroll 1
       for (int term = 0; term < (f16 ? 1 : c.bf16_terms()); ++term) {
         wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
@@ -193,6 +191,19 @@ struct SplitLoader {
         }
         ring.advance();
       }
+    };
+    if constexpr (items) {
+      const UnitPlan& plan = stacking.plan;
+      const int* list = plan.stage_lists == nullptr
+                            ? nullptr
+                            : plan.stage_lists + std::int64_t{row / item_tile} * plan.stages;
+#pragma unroll 1
+      for (int at = stages.first; at < stages.last; ++at) {
+        load_stage((list == nullptr ? at : list[at]) * c.depth);
+      }
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < arguments.k; k += c.depth) load_stage(k);
     }
   }
   /// Loads all tiles of one GEMM.
@@ -394,6 +405,7 @@ Splitting splitting_of(const GemmCall& call, const SplitWorkspace& workspace, co
        .marks = workspace.row_marks,
        .item_stride = items.a,
        .visible = items.over_k ? items.visible : whole(call.a),
+       .shown = items.over_k ? items.shown : ShownTiles{},
        .tiles_have_spreads = tile_spreads != nullptr});
   add({.matrix = call.b,
        .parts = workspace.b,
@@ -471,11 +483,15 @@ __global__ void __launch_bounds__(split_threads)
   const Span visible = items.visible.of_rows(first_row, marked_rows);
   if (!items.over_k) {
     const Span tiles = visible.in_units(marked_rows);
-    if (tile_n < tiles.first || tile_n >= tiles.last) return;
+    if (tile_n < tiles.first || tile_n >= tiles.last || !items.shown.at(item, tile_m % tiles_m, tile_n))
+      return;
   }
   const Span over = items.over_k ? visible : Span{0, static_cast<int>(call.problem.k)};
   const Span own = over.whole_units(item_stage, static_cast<int>(call.problem.k));
-  const int slices = items.over_k ? slices_of(over.in_units(item_stage), items.longest_slice) : 1;
+  const bool listed = items.over_k && items.shown.any_hidden();
+  const int slices = listed         ? items.slices
+                     : items.over_k ? slices_of(over.in_units(item_stage), items.longest_slice)
+                                    : 1;
   const auto* a = reinterpret_cast<const float*>(call.a.data) + item * items.a;
   const auto* b = reinterpret_cast<const float*>(call.b.data) + item * items.b;
 #pragma unroll 1
@@ -485,6 +501,7 @@ __global__ void __launch_bounds__(split_threads)
     if (m >= call.problem.m || n >= call.problem.n) continue;
     double sum = 0;
     for (std::int64_t k = own.first; k < own.last; ++k) {
+      if (listed && !items.shown.at(item, tile_m % tiles_m, static_cast<int>(k / marked_rows))) continue;
       sum =
           fma(static_cast<double>(a[call.a.offset(m, k)]), static_cast<double>(b[call.b.offset(n, k)]), sum);
     }

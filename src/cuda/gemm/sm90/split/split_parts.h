@@ -93,7 +93,7 @@ struct Findings {
 };
 
 /// A tile of the result of one of several GEMMs, and the stages of K that are summed. Without a stage, the
-/// result is 0.
+/// result is 0. With a block mask, the stages are places in a list.
 struct Unit {
   int m, n;  ///< counted in tiles; m: among the rows of all matrices of A
   int slice;
@@ -104,12 +104,14 @@ struct Unit {
 struct UnitPlan {
   int* count = nullptr;         ///< units
   Unit* units = nullptr;        ///< of tiles that are `across` wide
+  int* stage_lists = nullptr;   ///< with a block mask over K, for each tile of rows: [stages]
+  int* columns = nullptr;       ///< of K that these stages have
   int across = 1;               ///< tiles next to each other that have the same stages
   Spread* spreads = nullptr;    ///< of A, for each tile of rows
   int* fit_f16 = nullptr;       ///< for each tile of rows: whether f16 parts are exact enough
   int row_tiles = 0;            ///< of all matrices of A
   int item_row_tiles = 0;       ///< of one matrix
-  int stages = 0;               ///< of all of K
+  int k = 0, stages = 0;        ///< of all of K
   std::int64_t most_units = 0;  ///< with each of those across
 };
 
@@ -164,8 +166,14 @@ struct ItemsWorkspace : SplitWorkspace {
     plan.across = items.over_k ? static_cast<int>(column_tiles) : 1;
     plan.fit_f16 = arena.take<int>(row_tiles);
     plan.count = arena.take<int>(1);
+    plan.k = static_cast<int>(call.problem.k);
     plan.stages = static_cast<int>((call.problem.k + item_stage - 1) / item_stage);
-    const std::int64_t slices = slices_of({0, plan.stages}, items.longest_slice);
+    const bool lists = items.over_k && items.shown.any_hidden();
+    const std::int64_t slices = lists ? items.slices : slices_of({0, plan.stages}, items.longest_slice);
+    if (lists) {
+      plan.stage_lists = arena.take<int>(row_tiles, plan.stages);
+      plan.columns = arena.take<int>(row_tiles);
+    }
     plan.units = arena.take<Unit>(row_tiles, items.over_k ? slices : column_tiles);
     plan.most_units = row_tiles * column_tiles * (items.over_k ? slices : 1);
     bytes = arena.used();

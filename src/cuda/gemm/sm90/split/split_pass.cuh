@@ -20,6 +20,7 @@ struct Splitting {
     std::int64_t first_block = 0;
     std::int64_t item_stride = 0;  ///< elements from one matrix to the next
     VisibleBand visible;           ///< of one of several matrices
+    ShownTiles shown;
     bool tiles_have_spreads = false;
   };
   Operand operands[3];
@@ -64,6 +65,20 @@ __device__ __forceinline__ Span columns_of(const Splitting::Operand& operand, st
   const auto own = static_cast<int>(row % operand.parts.item_rows);
   return operand.visible.of_rows(own / item_tile * item_tile, item_tile).whole_units(item_stage, columns);
 }
+/// Whether a column of a row is split, among columns_of().
+template <bool items>
+struct ShownColumns {
+  const Splitting::Operand& operand;
+  const int item, tile;  ///< of the row
+
+  __device__ __forceinline__ ShownColumns(const Splitting::Operand& operand, std::int64_t row)
+      : operand(operand),
+        item(items ? static_cast<int>(row / operand.parts.item_rows) : 0),
+        tile(items ? static_cast<int>(row % operand.parts.item_rows / item_tile) : 0) {}
+  __device__ __forceinline__ bool at(std::int64_t column) const {
+    return !items || operand.shown.at(item, tile, static_cast<int>(column / item_tile));
+  }
+};
 template <bool items>
 __device__ __forceinline__ Spread& spread_of(const Splitting::Operand& operand, std::int64_t row) {
   return operand.spread[items && operand.tiles_have_spreads ? row / marked_rows : 0];
@@ -130,12 +145,15 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
   const Splitting::Operand& operand = splitting.of_block(blockIdx.x);
   const std::int64_t row = blockIdx.x - operand.first_block;
   const Span all = columns_of<items>(operand, row);
+  const ShownColumns<items> shown(operand, row);
   const int columns = all.last;
   const SourceRow source = SourceRow::of<items>(operand, row);
-  const int present = source.is_padding ? 0 : columns;
+  const int all_present = source.is_padding ? 0 : columns;
   const float* from = source.item + source.row * operand.matrix.stride_row;
   const int first = all.first + 8 * static_cast<int>(threadIdx.x);
   const auto load = [&](float(&x)[8], int column) {
+    int present = all_present;
+    if (items && column < present && !shown.at(column)) present = 0;
     if (column + 8 <= present) {
       *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(from + column);
       *reinterpret_cast<float4*>(x + 4) = *reinterpret_cast<const float4*>(from + column + 4);
@@ -179,7 +197,7 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
   const float power = __int_as_float((exponent + 127) << 23);
   Counts counts;
   const auto split = [&](float(&eight)[8], int column) {
-    if (column >= columns) return;
+    if (column >= columns || !shown.at(column)) return;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       eight[n] *= power;
@@ -225,13 +243,15 @@ __global__ void __launch_bounds__(across_threads)
   const Splitting::Operand& operand = splitting.of_block(blockIdx.x);
   const std::int64_t first_row = (blockIdx.x - operand.first_block) * rows;
   const Span all = columns_of<items>(operand, first_row);  // 32 rows are of one tile
+  const ShownColumns<items> shown(operand, first_row);
   const std::int64_t columns = all.last;
   const int lane = static_cast<int>(threadIdx.x) % rows, line = static_cast<int>(threadIdx.x) / rows;
   const SourceRow source = SourceRow::of<items>(operand, first_row);  // 32 rows are of one matrix
   const bool present = source.row + lane < operand.matrix.rows;
   const float* from = source.item + (present ? source.row + lane : source.row);
   const auto load = [&](std::int64_t column) {
-    return present && column < columns ? from[column * operand.matrix.stride_column] : 0.0f;
+    return present && column < columns && shown.at(column) ? from[column * operand.matrix.stride_column]
+                                                           : 0.0f;
   };
   if (threadIdx.x < rows) {
     all_largest[lane] = 0;
@@ -268,7 +288,7 @@ __global__ void __launch_bounds__(across_threads)
     for (int n = 0; n < depth / lines; ++n) transposed[line + n * lines][lane] = x[n];
     __syncthreads();  // `depth` of K are in shared memory
     const std::int64_t own = column + 8 * chunk;
-    if (first_row + row < operand.parts.rows && own < columns) {
+    if (first_row + row < operand.parts.rows && own < columns && shown.at(own)) {
       float eight[8];
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
@@ -366,7 +386,8 @@ __global__ void __launch_bounds__(split_threads)
   const Splitting::Operand& a = splitting.operands[0];
   const auto columns = static_cast<int>(a.matrix.columns);
   const auto fits = [&](int tile) {
-    const int count = columns_of<true>(a, std::int64_t{tile} * marked_rows).count();
+    const int count = plan.columns != nullptr ? plan.columns[tile]
+                                              : columns_of<true>(a, std::int64_t{tile} * marked_rows).count();
     return count == 0 || fits_f16(plan.spreads[tile], findings->b, count - least_terms, false);
   };
   __shared__ float transposed[square][square + 1];
@@ -392,15 +413,32 @@ __global__ void __launch_bounds__(split_threads)
     const std::int64_t row = (block - operand.first_block) / across * square;
     const auto column = static_cast<int>((block - operand.first_block) % across * bf16_columns);
     const bool is_a = operand.tiles_have_spreads;
+    const ShownColumns<true> shown(operand, row);
     const Span split = is_a ? columns_of<true>(operand, row) : of_b;
     const int first = max(column, split.first), end = min(column + bf16_columns, split.last);
     if (first >= end || (is_a && fits(static_cast<int>(row / marked_rows)))) continue;
 #pragma unroll 1
-    for (int at = first; at < end; at += square) split_square<true>(operand, row, at, transposed);
+    for (int at = first; at < end; at += square) {
+      if (shown.at(at)) split_square<true>(operand, row, at, transposed);
+    }
   }
 }
 
 inline constexpr int plan_threads = 1024;
+
+/// Lists the stages that a block mask leaves of a tile of rows. Returns their places in the list.
+__device__ inline Span listed_stages(const ShownTiles& shown, const UnitPlan& plan, int tile,
+                                     const Span& stages) {
+  int* list = plan.stage_lists + std::int64_t{tile} * plan.stages;
+  int count = 0;
+  for (int stage = stages.first; stage < stages.last; ++stage) {
+    const int column_tile = stage * item_stage / item_tile;
+    if (shown.at(tile / plan.item_row_tiles, tile % plan.item_row_tiles, column_tile)) list[count++] = stage;
+  }
+  const bool has_last = count > 0 && list[count - 1] + 1 == plan.stages;
+  plan.columns[tile] = count * item_stage - (has_last ? plan.stages * item_stage - plan.k : 0);
+  return {0, count};
+}
 
 /// Lists the units of several GEMMs, and clears what is counted while splitting. One CTA.
 template <typename Unused = void>
@@ -411,16 +449,19 @@ __global__ void __launch_bounds__(plan_threads)
   for (int n = thread; n < clear; n += plan_threads) cleared[n] = 0;
   // Calls visit(unit) for each unit of a tile of rows, in order.
   const auto for_each_unit = [&](int tile, const auto& visit) {
-    const int first_row = tile % plan.item_row_tiles * item_tile;
-    const Span visible = items.visible.of_rows(first_row, item_tile);
+    const int item = tile / plan.item_row_tiles, row_tile = tile % plan.item_row_tiles;
+    const Span visible = items.visible.of_rows(row_tile * item_tile, item_tile);
     if (!items.over_k) {
       const Span tiles = visible.in_units(item_tile);
-      for (int n = tiles.first; n < tiles.last; ++n) visit(Unit{tile, n, 0, {0, plan.stages}});
+      for (int n = tiles.first; n < tiles.last; ++n) {
+        if (items.shown.at(item, row_tile, n)) visit(Unit{tile, n, 0, {0, plan.stages}});
+      }
       return;
     }
-    const Span own = visible.in_units(item_stage);
+    Span own = visible.in_units(item_stage);
+    if (items.shown.any_hidden()) own = listed_stages(items.shown, plan, tile, own);
     if (own.count() == 0 && accumulate) return;
-    const int slices = slices_of(own, items.longest_slice);
+    const int slices = items.shown.any_hidden() ? items.slices : slices_of(own, items.longest_slice);
     for (int n = 0; n < slices; ++n) visit(Unit{tile, 0, n, slice_of(own, n, slices)});
   };
   const int tiles_each = (plan.row_tiles + plan_threads - 1) / plan_threads;
