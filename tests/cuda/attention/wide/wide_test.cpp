@@ -168,6 +168,30 @@ TEST_F(WideBatched, HidesWhatIsHidden) {
   }
 }
 
+// P is 1, and O and dV are copies. In f32 they have no error.
+TEST_F(WideBatched, IsExactWhereAQuerySeesOneKey) {
+  for (std::uint64_t seed = 810; seed < 813; ++seed) {
+    RandomProblem problem =
+        dense_problem(seed, DType::f32, {.b = 1, .hq = 1, .hkv = 1, .sq = 500, .sk = 500, .d = 136, .dv = 4});
+    problem.options.causal = true;
+    problem.options.window = {.left = 0, .right = 63};
+    expect_within_contract(problem);
+  }
+}
+
+// Few tiles with long sums, over keys and over queries: K is cut into slices.
+TEST_F(WideBatched, CutsLongSums) {
+  std::uint64_t seed = 795;
+  for (const auto& [queries, keys] : {std::pair(130, 1056), std::pair(1056, 130)}) {
+    RandomProblem problem = dense_problem(
+        seed++, DType::f32, {.b = 1, .hq = 1, .hkv = 1, .sq = queries, .sk = keys, .d = 132, .dv = 132});
+    expect_within_contract(problem);
+    problem.options.causal = true;
+    problem.options.alignment = Alignment::bottom_right;
+    expect_within_contract(problem);
+  }
+}
+
 TEST_F(WideBatched, TakesBlockMasks) {
   const Sizes sizes{.b = 1, .hq = 4, .hkv = 2, .sq = 300, .sk = 290, .d = 136, .dv = 144};
   std::uint64_t seed = 780;

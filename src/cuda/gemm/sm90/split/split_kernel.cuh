@@ -97,20 +97,43 @@ struct Stacking {
   }
 };
 
-/// Calls body(row, column, unit) for each of the CTA's tiles, of whose unit only slice and stages are set.
+/// What a CTA computes next.
+struct Work {
+  int row, column;  ///< of the tile: in the parts of A, and in the result
+  int slice;
+  Span stages;
+  bool f16;  ///< where there are several GEMMs
+};
+
+/// Calls body(work) for each of the CTA's tiles. The next unit is read while a tile is computed.
 template <SplitConfig c, bool items, typename Body>
 __device__ __forceinline__ void for_each_unit(const GemmArguments& arguments, const Stacking<items>& stacking,
                                               const Body& body) {
   if constexpr (items) {
-    const int across = stacking.plan.across, total = *stacking.plan.count * across;
+    const UnitPlan& plan = stacking.plan;
+    const int total = *plan.count * plan.across;
+    const auto find = [&](int index) {
+      const Unit unit = plan.units[index / plan.across];
+      return Work{.row = unit.m * c.rows(),
+                  .column = (unit.n + index % plan.across) * c.columns,
+                  .slice = unit.slice,
+                  .stages = unit.stages,
+                  .f16 = plan.fit_f16[unit.m] != 0};
+    };
+    auto index = static_cast<int>(blockIdx.x);
+    Work next{};
+    if (index < total) next = find(index);
 #pragma unroll 1
-    for (int index = static_cast<int>(blockIdx.x); index < total; index += static_cast<int>(gridDim.x)) {
-      const Unit unit = stacking.plan.units[index / across];
-      body(unit.m * c.rows(), (unit.n + index % across) * c.columns, unit);
+    while (index < total) {
+      const Work work = next;
+      index += static_cast<int>(gridDim.x);
+      if (index < total) next = find(index);
+      body(work);
     }
   } else {
-    const Unit all{.stages = {0, (arguments.k + c.depth - 1) / c.depth}};
-    for_each_tile<c.output()>(arguments, [&](int row, int column) { body(row, column, all); });
+    const Span all{0, (arguments.k + c.depth - 1) / c.depth};
+    for_each_tile<c.output()>(arguments,
+                              [&](int row, int column) { body(Work{row, column, 0, all, false}); });
   }
 }
 
@@ -213,10 +236,9 @@ struct SplitLoader {
   }
   /// Loads all units of several GEMMs.
   __device__ void load_units() {
-    for_each_unit<c>(arguments, stacking, [&](int row, int column, const Unit& unit) {
-      stacking.plan.fit_f16[row / item_tile] != 0
-          ? load_tile<__half>(row, column, unit.stages)
-          : load_tile<__nv_bfloat16>(row, column + stacking.first_bf16_b, unit.stages);
+    for_each_unit<c>(arguments, stacking, [&](const Work& work) {
+      work.f16 ? load_tile<__half>(work.row, work.column, work.stages)
+               : load_tile<__nv_bfloat16>(work.row, work.column + stacking.first_bf16_b, work.stages);
     });
   }
 };
@@ -363,15 +385,16 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
     using Arguments = std::conditional_t<items, TileArguments, GemmArguments>;
     Writer<float, c.output(), Arguments> writer{maps, choose<items>(of_tile, arguments),
                                                 shared.slabs(warp - 4), lane};
-    for_each_unit<c>(arguments, stacking, [&](int first_row, int column, const Unit& unit) {
-      const int stages = unit.stages.last - unit.stages.first;
+    for_each_unit<c>(arguments, stacking, [&](const Work& work) {
+      const int first_row = work.row, column = work.column;
+      const int stages = work.stages.last - work.stages.first;
       const int warp_row = first_row + index * 64 + warp % 4 * 16;
-      const auto tile = stacking.of_tile(first_row, arguments.m, unit.slice);
+      const auto tile = stacking.of_tile(first_row, arguments.m, work.slice);
       if constexpr (items) of_tile.m = tile.end;
       writer.begin(warp_row + tile.out, column);
       const int marked = workspace.row_marks[first_row / marked_rows] |
                          workspace.column_marks[(tile.first_b + column) / marked_rows];
-      const bool f16 = items ? stacking.plan.fit_f16[first_row / item_tile] != 0 : all_f16;
+      const bool f16 = items ? work.f16 : all_f16;
       if (f16) {
         consumer.template multiply<__half>(stages);
         scale_back<c>(consumer.totals, arguments, workspace, warp_row + lane / 4, stacking.rows_a(arguments),
