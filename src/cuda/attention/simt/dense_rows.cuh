@@ -83,6 +83,8 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
 /// as columns and a pitch of `pitch` elements. Outputs may overwrite inputs.
 template <typename T>
 struct PairRows {
+  /// CTAs that an SM must have room for: a limit of 64 registers per thread.
+  static constexpr int least_ctas = 4;
   std::int64_t first, count;  ///< rows
   KeyRange keys;
   std::int64_t pitch;
@@ -126,8 +128,8 @@ inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch
 /// Computes P and the gradients of a row from its products q·k and dO·v. Also computes the row's term of
 /// dsinks, and its sum of dS for a mask with one element per row.
 template <int lanes, typename T = float, typename Rows = PairRows<T>>
-__global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
-                                   const __grid_constant__ Rows rows) {
+__global__ void __launch_bounds__(256, Rows::least_ctas)
+    differentiate_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ Rows rows) {
   const AttentionProblem& problem = call.problem;
   const std::int64_t own = thread_index() / lanes;
   if (own >= rows.count) return;  // the same for all lanes of a row

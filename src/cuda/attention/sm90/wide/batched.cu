@@ -133,6 +133,8 @@ void with_blocks(const BatchRows& rows, const Body& body) {
 /// simt::PairRows of a batch.
 template <typename Some>
 struct BatchPairRows : simt::PairRows<float> {
+  /// With a block mask, 64 registers per thread are too few.
+  static constexpr int least_ctas = std::is_same_v<Some, BatchRows> ? 4 : 1;
   Some batch;
   std::int64_t length_q;
 
