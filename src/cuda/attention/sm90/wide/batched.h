@@ -5,7 +5,7 @@
 
 namespace tilewise::cuda::wide {
 
-// On trial: `wide` for f32 on Hopper, with the products of many heads in one launch. Where heads are short,
+// `wide` for f32 on Hopper, with the products of many heads in one launch. Where heads are short,
 // `wide` takes most of its time for launches: a product of one head takes six.
 
 void batched_forward(const AttentionCall& call, const Context& context);
