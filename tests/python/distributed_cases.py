@@ -25,7 +25,15 @@ from tilewise.distributed.heads import LEAST_ROWS
 from tilewise.integrations import sdpa
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _cp_options, context_parallel_unshard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -776,6 +784,125 @@ def parallelized_attention() -> bool:
     gradients = zip(layer.parameters(), alone.parameters(), strict=True)
     pairs = [(out, expected), *((a.grad.full_tensor(), b.grad) for a, b in gradients)]
     return all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in pairs)
+
+
+def _small_layer() -> tilewise.nn.TransformerLayer:
+    sizes = dict(embed_dim=32, num_heads=8, num_kv_heads=4, head_dim=4, ffn_dim=48, max_positions=64)
+    return tilewise.nn.TransformerLayer("llama-2-7b", **sizes, dtype=torch.float64)
+
+
+def _parallelized(layer: tilewise.nn.TransformerLayer, mesh: DeviceMesh) -> tilewise.nn.TransformerLayer:
+    """Heads and hidden features over the mesh, a copy of everything else on every rank."""
+    columns = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "ffn.gate_proj", "ffn.up_proj")
+    rows = ("attention.out_proj", "ffn.down_proj")
+    plan = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+    return distribute_module(parallelize_module(layer, mesh, plan), mesh)
+
+
+def parallelized_layer() -> list[str]:
+    """What differs where torch's parallelize_module splits a whole layer, attention and gated network."""
+    torch.manual_seed(0)
+    mesh = mesh_of((dist.get_world_size(),))
+    alone = _small_layer()
+    layer = _parallelized(copy.deepcopy(alone), mesh)
+    x = _numbers(2, 7, 32).requires_grad_()
+    given = distribute_tensor(x.detach(), mesh, [Replicate()]).requires_grad_()
+    out, expected = layer(given), alone(x)
+    cotangent = torch.randn_like(expected)
+    out.backward(distribute_tensor(cotangent, mesh, [Replicate()]))
+    expected.backward(cotangent)
+    with torch.no_grad():
+        inferred = layer(given)
+    pairs = {"out": (out, expected), "without a gradient": (inferred, expected), "x": (given.grad, x.grad)}
+    others = zip(layer.named_parameters(), alone.parameters(), strict=True)
+    pairs |= {name: (ours.grad, theirs.grad) for (name, ours), theirs in others}
+    wrong = [
+        name for name, (a, b) in pairs.items() if not torch.allclose(a.full_tensor(), b, rtol=0, atol=1e-12)
+    ]
+    whole = dict(alone.named_parameters())
+    split = [name for name, x in layer.named_parameters() if x.to_local().shape != whole[name].shape]
+    return wrong if len(split) == 7 else [*wrong, f"only {split} are split"]
+
+
+def parallelized_cache(paged: bool) -> list[str]:
+    """What differs where such a layer keeps keys and values, of its own heads on every rank."""
+    torch.manual_seed(0)
+    mesh = mesh_of((dist.get_world_size(),))
+    alone = _small_layer()
+    layer = _parallelized(copy.deepcopy(alone), mesh)
+    ours, theirs = (alone.make_cache(2, 16, 4 if paged else None) for _ in range(2))
+
+    def placed(x: Tensor | None, placement: Placement) -> Any:
+        return None if x is None else distribute_tensor(x, mesh, [placement])
+
+    cache = tilewise.nn.KVCache(
+        *(placed(ours.k, Shard(1)), placed(ours.v, Shard(1))),
+        *(placed(ours.lengths, Replicate()), placed(ours.page_table, Replicate())),
+    )
+    wrong = []
+    with torch.no_grad():
+        for length in (7, 1, 3):
+            x = _numbers(2, length, 32)
+            out = layer(distribute_tensor(x, mesh, [Replicate()]), cache=cache).full_tensor()
+            if not torch.allclose(out, alone(x, cache=theirs), rtol=0, atol=1e-12):
+                wrong.append(f"out of {length}")
+    for name in ("k", "v"):
+        if not torch.allclose(getattr(cache, name).full_tensor(), getattr(theirs, name), rtol=0, atol=1e-12):
+            wrong.append(name)
+    return wrong
+
+
+INTO_CACHE = {  # how rows and caches are placed, and what else there is
+    "entries": (Shard(0), Shard(0), ("positions", "cache_starts")),
+    "entries of one row": (Shard(0), Shard(0), ("cache_starts",)),
+    "heads": (Shard(1), Shard(1), ("positions", "cache_starts")),
+    "heads of pages": (Shard(1), Shard(1), ("cache_ends", "page_table")),
+    "copies": (Replicate(), Replicate(), ("cache_ends",)),
+    "rows split, caches whole": (Shard(1), Replicate(), ("cache_ends",)),
+    "rows whole, caches split": (Replicate(), Shard(1), ("cache_ends",)),
+}
+
+
+def rope_into_shards(name: str) -> list[str]:
+    """What differs where keys and values go into caches that are sharded."""
+    torch.manual_seed(0)
+    mesh = mesh_of((dist.get_world_size(),))
+    of_rows, of_caches, extra = INTO_CACHE[name]
+    rows = [_numbers(4, 8, 3, 8), _numbers(4, 4, 3, 8), _numbers(4, 4, 3, 8)]
+    shape = (12, 4, 4, 8) if "page_table" in extra else (4, 4, 12, 8)
+    caches = [torch.full(shape, 7.0, dtype=torch.float64) for _ in range(2)]
+    starts = torch.tensor([0, 5, 2, 9], dtype=torch.int32)
+    named = dict(
+        positions=starts[:, None] + torch.arange(3, dtype=torch.int32),
+        cache_starts=starts,
+        cache_ends=starts + 3,
+        page_table=torch.randperm(12).to(torch.int32).view(4, 3),
+    )
+    given = {key: named[key] for key in extra}
+    tables = list(tilewise.rope_tables(20, 8))
+    by_entries = Shard(0) if of_rows == Shard(0) else Replicate()
+    ours = [distribute_tensor(x, mesh, [of_rows]) for x in rows]
+    of_ours = [distribute_tensor(x, mesh, [of_caches]) for x in caches]
+    angles = [distribute_tensor(x, mesh, [Replicate()]) for x in tables]
+    more = {key: distribute_tensor(x, mesh, [by_entries]) for key, x in given.items()}
+    out = tilewise.rope_into_cache(*ours, *of_ours, *angles, **more)
+    expected = tilewise.rope_into_cache(*rows, *caches, *tables, **given)
+    pairs = {"out": (out, expected), "k": (of_ours[0], caches[0]), "v": (of_ours[1], caches[1])}
+    return [key for key, (a, b) in pairs.items() if not torch.equal(a.full_tensor(), b)]
+
+
+def rope_into_positions() -> str:
+    """The error for a cache that is sharded along its positions."""
+    mesh = mesh_of((dist.get_world_size(),))
+    rows, cache = torch.zeros(4, 4, 3, 8), torch.zeros(4, 4, 12, 8)
+    given = [distribute_tensor(x, mesh, [Replicate()]) for x in (rows, rows, rows)]
+    caches = [distribute_tensor(cache, mesh, [Shard(2)]) for _ in range(2)]
+    tables = [distribute_tensor(x, mesh, [Replicate()]) for x in tilewise.rope_tables(12, 8)]
+    try:
+        tilewise.rope_into_cache(*given, *caches, *tables)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
 
 
 # Models

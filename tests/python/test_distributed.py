@@ -191,6 +191,31 @@ def test_parallelize_module_splits_a_layer_over_its_heads(ranks: Ranks) -> None:
     assert all(ranks.run(cases.parallelized_attention))
 
 
+def test_parallelize_module_splits_a_whole_transformer_layer(ranks: Ranks) -> None:
+    if ranks.size not in (2, 4):
+        pytest.skip("heads do not divide")
+    assert not any(ranks.run(cases.parallelized_layer))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_parallelized_layer_keeps_the_keys_of_its_heads(ranks: Ranks, paged: bool) -> None:
+    if ranks.size not in (2, 4):
+        pytest.skip("heads do not divide")
+    assert not any(ranks.run(cases.parallelized_cache, paged))
+
+
+@pytest.mark.parametrize("name", cases.INTO_CACHE)
+def test_caches_on_shards_are_written_in_place(ranks: Ranks, name: str) -> None:
+    if ranks.size not in (2, 4):
+        pytest.skip("heads do not divide")
+    assert not any(ranks.run(cases.rope_into_shards, name))
+
+
+def test_a_cache_that_cannot_be_written_in_place_is_refused(ranks: Ranks) -> None:
+    for text in ranks.run(cases.rope_into_positions):
+        assert "k_cache: expected k_cache and v_cache replicated or sharded alike, by heads or, " in text
+
+
 @pytest.mark.parametrize(("method", "compiled"), [("ring", False), ("gather", True)])
 def test_a_hugging_face_decoder_over_ranks(ranks: Ranks, method: str, compiled: bool) -> None:
     pytest.importorskip("transformers")

@@ -23,6 +23,7 @@ from tilewise._binding import (
     attention_forward,
     complete,
 )
+from tilewise._errors import reject
 
 # Acceptable placements: those of the results, and those of the arguments, None for what is no tensor.
 Placements = list[Placement | None]
@@ -30,10 +31,20 @@ Strategy = tuple[Placements, Placements]
 _ops = torch.ops.tilewise
 
 
-def register_sharding(operator: torch._ops.OpOverload) -> Callable[[Callable[..., list[Strategy]]], None]:
+def register_sharding(
+    operator: torch._ops.OpOverload, written: Sequence[int] = (), rows: int | None = None
+) -> Callable[[Callable[..., list[Strategy]]], None]:
     """torch's function of that name, but for operators that give a list of tensors, too.
 
     torch's takes the number of results from the schema, where a list is one.
+
+    Args:
+        operator: the operator.
+        written: arguments that it writes to. They stay as they are placed: what is written to a redistributed
+            copy would be lost.
+        rows: the argument whose rows are split only where they are already. DTensor would rather scatter a
+            sum over its rows than copy it to all ranks. But rows [B·S, E] of a rank that are no whole
+            sequences cannot be viewed as [B, S, E] again.
     """
 
     def register(strategies: Callable[..., list[Strategy]]) -> None:
@@ -42,18 +53,49 @@ def register_sharding(operator: torch._ops.OpOverload) -> Callable[[Callable[...
                 x.strategies[0].output_spec if isinstance(x, OpStrategy) else x for x in schema.args_schema
             )
             found = strategies(*specs)
-            return expand_to_full_mesh_op_strategy(
+            expanded = expand_to_full_mesh_op_strategy(
                 schema.get_mesh_from_args(),
                 schema,
                 [results + arguments for results, arguments in found],
                 input_index=len(found[0][0]),
             )
+            if rows is not None:
+                expanded = _splitting_no_rows(schema, expanded, rows)
+            return _writing_in_place(operator, schema, expanded, written) if written else expanded
 
         # All that is no tensor counts for what a cached strategy is good for.
         info = RuntimeSchemaInfo(static_argnum=0, needs_pytree=True)
         DTensor._op_dispatcher.sharding_propagator.register_op_strategy(operator, strategy, info)
 
     return register
+
+
+def _writing_in_place(
+    operator: torch._ops.OpOverload, schema: OpSchema, found: OpStrategy, written: Sequence[int]
+) -> OpStrategy:
+    """The strategies that leave the arguments it writes to where they are. These come after tensors alone."""
+    placed = {n: schema.args_strategy[n].strategies[0].output_spec.placements for n in written}
+    kept = [x for x in found.strategies if all(x.input_spec(n).placements == placed[n] for n in written)]
+    if not kept:
+        names = [operator._schema.arguments[n].name for n in written]
+        reject(
+            names[0],
+            f"{' and '.join(names)} replicated or sharded alike, by heads or, without pages, by entries, in "
+            "equal parts",
+            [list(of) for of in placed.values()],
+        )
+    return OpStrategy(kept)
+
+
+def _splitting_no_rows(schema: OpSchema, found: OpStrategy, rows: int) -> OpStrategy:
+    """The strategies that shard dimension 0 of an argument only where it is sharded."""
+    n = sum(isinstance(x, OpStrategy) for x in schema.args_schema[:rows])  # strategies know tensors alone
+    given = schema.args_strategy[n].strategies[0].output_spec.placements
+
+    def splits(asked: Sequence[Placement]) -> bool:
+        return any(a == Shard(0) != b for a, b in zip(asked, given, strict=True))
+
+    return OpStrategy([x for x in found.strategies if not splits(x.input_spec(n).placements)])
 
 
 def _given(argument: Any) -> bool:
@@ -86,9 +128,11 @@ def _attention_inputs(arguments: Sequence[Any], dim: int) -> list[Placement | No
     packed = _given(arguments[INDEX["cumulative_q"]])
     if _given(arguments[INDEX["dropout_seed"]]) or arguments[INDEX["dropout_p"]] > 0:
         return None  # masks are drawn by the numbers of entries and heads in the whole
-    if _given(arguments[INDEX["block_counts"]]) or _given(arguments[INDEX["page_table"]]):
+    if _given(arguments[INDEX["block_counts"]]):
         return None
-    if (packed and dim == 0) or not _divides(query.mesh, query.shape[dim], key.shape[dim]):
+    if dim == 0 and (packed or _given(arguments[INDEX["page_table"]])):
+        return None  # a table has numbers of pages in the whole
+    if not _divides(query.mesh, query.shape[dim], key.shape[dim]):
         return None
     placed = _placed(arguments, Replicate())
     placed[:3] = [Shard(dim)] * 3
@@ -139,7 +183,7 @@ def _(*given: Any) -> list[Strategy]:
     return found
 
 
-@register_sharding(_ops.norm_forward.default)
+@register_sharding(_ops.norm_forward.default, rows=0)
 def _(*given: Any) -> list[Strategy]:
     _x, residual, _weight, _bias, _epsilon, layer = given[:6]
     rows = _placed(given, Replicate())
@@ -155,7 +199,7 @@ def _(*given: Any) -> list[Strategy]:
     return [_replicated(4, given), (results, rows)]
 
 
-@register_sharding(_ops.norm_backward.default)
+@register_sharding(_ops.norm_backward.default, rows=2)
 def _(*given: Any) -> list[Strategy]:
     _grad_y, _grad_sum, _x, _weight, _bias, _rstd, mean, needed = given[:8]
     rows = _placed(given, Shard(0))
@@ -169,7 +213,7 @@ def _(*given: Any) -> list[Strategy]:
     return [_replicated(sum(needed), given), (results, rows)]
 
 
-@register_sharding(_ops.gemm.default)
+@register_sharding(_ops.gemm.default, rows=0)
 def _(*given: Any) -> list[Strategy]:
     names = ("a", "b", "bias", "gate", "gate_bias", "residual")
     tensors = dict(zip_longest(names, given[:6]))
@@ -209,7 +253,7 @@ def _ffn_splits(backward: bool = False) -> list[tuple[str, dict[str, Placement]]
     return [("tokens", dict(x=Shard(0), residual=Shard(0))), ("hidden", hidden)]
 
 
-@register_sharding(_ops.ffn_forward.default)
+@register_sharding(_ops.ffn_forward.default, rows=0)
 def _(*given: Any) -> list[Strategy]:
     found = [_replicated(1, given)]
     for kind, placements in _ffn_splits():
@@ -217,7 +261,7 @@ def _(*given: Any) -> list[Strategy]:
     return found
 
 
-@register_sharding(_ops.ffn_forward_kept.default)
+@register_sharding(_ops.ffn_forward_kept.default, rows=0)
 def _(*given: Any) -> list[Strategy]:
     gated = len(given) > 3 and _given(given[3])
     found = [_replicated(3, given)]
@@ -228,7 +272,7 @@ def _(*given: Any) -> list[Strategy]:
     return found
 
 
-@register_sharding(_ops.ffn_backward.default)
+@register_sharding(_ops.ffn_backward.default, rows=4)
 def _(*given: Any) -> list[Strategy]:
     own, rest = given[:4], given[4:]
     asked = [name for name, need in zip(_FFN, own[1], strict=False) if need]
@@ -244,6 +288,14 @@ def _(*given: Any) -> list[Strategy]:
     return found
 
 
+def _place_angles(placed: list[Placement | None], given: Sequence[Any], first: int) -> None:
+    """Shards cos, sin and positions, from argument `first` on, by entries where each has its own."""
+    for n in range(first, min(first + 3, len(given))):
+        x = given[n]
+        if _given(x) and len(x.shape) == (2 if n == first + 2 else 3) and x.shape[0] != 1:
+            placed[n] = Shard(0)
+
+
 @register_sharding(_ops.rope.default)
 def _(*given: Any) -> list[Strategy]:
     query, key = given[0], given[1]
@@ -254,11 +306,34 @@ def _(*given: Any) -> list[Strategy]:
         placed[0] = Shard(dim)
         if _given(key):
             placed[1] = Shard(dim)
-        for n in range(2, min(5, len(given))):  # cos, sin and positions, which entries may have of their own
-            x = given[n]
-            own = _given(x) and dim == 0 and len(x.shape) == (2 if n == 4 else 3) and x.shape[0] != 1
-            if own:
-                placed[n] = Shard(0)
+        if dim == 0:
+            _place_angles(placed, given, 2)
         if _divides(query.mesh, query.shape[dim], *([key.shape[dim]] if _given(key) else [])):
             found.append(([Shard(dim)] * results, placed))
+    return found
+
+
+_INTO_CACHE = [argument.name for argument in _ops.rope_into_cache.default._schema.arguments]
+
+
+@register_sharding(
+    _ops.rope_into_cache.default, written=[_INTO_CACHE.index(x) for x in ("k_cache", "v_cache")]
+)
+def _(*given: Any) -> list[Strategy]:
+    query, key = given[:2]
+    tensors = dict(zip_longest(_INTO_CACHE, given))
+    found = [_replicated(1, given)]
+    for dim in (0, 1):
+        if dim == 0 and _given(tensors["page_table"]):
+            continue  # it has numbers of pages in the whole
+        if not _divides(query.mesh, query.shape[dim], key.shape[dim]):
+            continue
+        placed = _placed(given, Replicate())
+        placed[:5] = [Shard(dim)] * 5  # query, key, value and both caches
+        if dim == 0:
+            _place_angles(placed, given, _INTO_CACHE.index("cos"))
+            for name in ("cache_starts", "cache_ends"):
+                if _given(tensors[name]):
+                    placed[_INTO_CACHE.index(name)] = Shard(0)
+        found.append(([Shard(dim)], placed))
     return found
