@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from contract import Tensors, assert_twice, moved
 from programs import load
 from test_properties import scaled_like_torch
 from tilewise import distributed, reference
-from tilewise.distributed import Layout, Span, pieces
+from tilewise.distributed import Layout, Span, pieces, plan
 from tilewise.distributed.heads import LEAST_ROWS
 from tilewise.integrations import sdpa
 from torch import Tensor
@@ -37,6 +38,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _cp_options, context_parallel_unshard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.attention.flex_attention import create_block_mask
 
 FACTORS = {2: (2, 1), 4: (2, 2), 3: (3, 1), 6: (3, 2)}  # of a mesh for hybrid
 _meshes: dict[tuple[int, ...], DeviceMesh] = {}
@@ -64,12 +66,14 @@ class Case:
     options: dict[str, Any]
     starts: tuple[list[int], list[int]] | None = None  # of packed sequences
     in_parts: bool = False  # heads are computed in parts, as those of long sequences are
+    block_mask: Any = None
 
     def __str__(self) -> str:
         shapes = [list(x.shape) for x in self.rows]
         return (
             f"seed {self.seed} on {self.size} ranks: {self.dtype} {self.method} {shapes} {self.options} "
-            f"{[*self.extra, *self.fixed]} {self.starts} {self.in_parts} {self.layout.ranks}"
+            f"{[*self.extra, *self.fixed]} {self.starts} {self.in_parts} {self.layout.ranks} "
+            f"{self.block_mask!r}"
         )
 
 
@@ -163,9 +167,37 @@ def draw_case(seed: int, size: int, dtype: torch.dtype) -> Case:
     return Case(seed, size, dtype, method, layout, key_layout, rows, extra, fixed, options, starts, in_parts)
 
 
+def _torchs_mask(shape: tuple[int, int, int, int], size: tuple[int, int], seed: int) -> Any:
+    """torch's BlockMask, in which each entry and head has its own rule."""
+    shift = seed % 5
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q + b + shift >= k) & ((q - k < 7 + 3 * h) | (k % 11 == 0))
+
+    batch, heads = (None if n == 1 else n for n in shape[:2])
+    return create_block_mask(mask_mod, batch, heads, *shape[2:], device="cpu", BLOCK_SIZE=size)
+
+
+def draw_block_mask(rng: random.Random, shape: tuple[int, int, int, int], of_torch: bool = False) -> Any:
+    """A block mask with hidden, full and partial blocks, of entries and heads or of all of them."""
+    size = (rng.choice([1, 4, 8, 64]), rng.choice([1, 4, 8, 64]))
+    batch, heads, length_q, length_k = (rng.choice([1, shape[0]]), rng.choice([1, shape[1]]), *shape[2:])
+    seed = rng.randint(0, 1 << 30)
+    if of_torch:
+        return _torchs_mask((batch, heads, length_q, length_k), size, seed)
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [-(-length // block) for length, block in zip((length_q, length_k), size, strict=True)]
+    kinds = torch.randint(3, (batch, heads, *blocks), generator=generator)
+    spread = kinds.repeat_interleave(size[0], 2).repeat_interleave(size[1], 3)[:, :, :length_q, :length_k]
+    seen = torch.rand((batch, heads, length_q, length_k), generator=generator) < 0.7
+    return tilewise.BlockMask.from_dense((spread == 2) | ((spread == 1) & seen), size)
+
+
 def attend_whole(case: Case, attend: Any, rows: list[Tensor], extra: dict[str, Tensor], **more: Any) -> Any:
     """One process's (out, lse), by attention or by a function of the reference."""
     options = {**case.options, **case.fixed, **extra, **more}
+    if case.block_mask is not None:
+        options["block_mask"] = case.block_mask
     if case.starts is None:
         return attend(*rows, enable_gqa=True, return_lse=True, **options)
     starts = [torch.tensor(x, dtype=torch.int32) for x in case.starts]
@@ -188,7 +220,7 @@ def attend_ranks(case: Case, rank: int, rows: list[Tensor], extra: dict[str, Ten
         **named,
     )
     if case.starts is None:
-        return distributed.attention(*rows, mask, enable_gqa=True, **common)
+        return distributed.attention(*rows, mask, enable_gqa=True, block_mask=case.block_mask, **common)
     return distributed.attention_varlen(*rows, *case.starts, **common)
 
 
@@ -242,7 +274,12 @@ def run_ranks(case: Case, rank: int) -> Tensors:
         fixed["attn_mask"] = _sharded(case, "attn_mask", fixed["attn_mask"], rank)
     local = Case(**{**case.__dict__, "fixed": fixed})
     torch.manual_seed(case.seed + 17 * rank)  # dropout is rank 0's
-    with patch.dict(LEAST_ROWS, {"cpu": 1} if case.in_parts else {}):
+    together = random.Random(case.seed).choice([1, 16, plan.ROWS_TOGETHER])
+    with (
+        patch.dict(LEAST_ROWS, {"cpu": 1} if case.in_parts else {}),
+        patch.object(plan, "ROWS_TOGETHER", together),
+        patch.object(plan, "MOST_RUNS", 2 if together == 16 else 8),
+    ):
         out, lse = attend_ranks(local, rank, leaves[:3], dict(zip(case.extra, leaves[3:], strict=True)))
     whole = [_unsharded(case, "out", out), _unsharded_lse(case, lse)]
     cotangents = _cotangents(case, *whole)
@@ -272,9 +309,25 @@ def run_whole(
     return {name: x.detach() for name, x in zip(names, (out, lse, *found), strict=True)}
 
 
-def check_exact(seed: int, size: int) -> str | None:
+def draw_masked_case(seed: int, size: int, dtype: torch.dtype) -> Case:
+    """A case with a block mask, of each method in turn."""
+    rng = random.Random(seed)
+    case = next(
+        found
+        for n in range(1 << 20)
+        if (found := draw_case(seed + (n << 20), size, dtype)).starts is None and found.rows[0].shape[2] > 0
+    )
+    methods = ["ring", "gather", "ulysses", *(["hybrid"] if size in FACTORS else [])]
+    case.method = methods[seed % len(methods)]
+    query, key, _ = case.rows
+    shape = (*query.shape[:3], key.shape[2])
+    case.block_mask = draw_block_mask(rng, shape, of_torch=seed % 3 == 0)
+    return case
+
+
+def check_exact(seed: int, size: int, masked: bool = False) -> str | None:
     """In float64 the ranks' results are those of one process. Gives what is wrong, if anything."""
-    case = draw_case(seed, size, torch.float64)
+    case = (draw_masked_case if masked else draw_case)(seed, size, torch.float64)
     rank = dist.get_rank()
     actual = run_ranks(case, rank)
     if rank != 0:
@@ -290,9 +343,9 @@ def check_exact(seed: int, size: int) -> str | None:
     return None
 
 
-def check_contract(seed: int, size: int, dtype: torch.dtype) -> str | None:
+def check_contract(seed: int, size: int, dtype: torch.dtype, masked: bool = False) -> str | None:
     """In other types they are as near to the truth as the contract asks of one process."""
-    case = draw_case(seed, size, dtype)
+    case = (draw_masked_case if masked else draw_case)(seed, size, dtype)
     if case.starts is not None:
         case.options["dropout_p"] = 0.0  # the reference draws each sequence a mask of its own
     rank = dist.get_rank()
@@ -374,6 +427,13 @@ def _in_steps(step: int) -> Layout:
     return Layout(ends[-1], tuple(tuple(Span(end - 6 + n, end, step) for n in range(step)) for end in ends))
 
 
+def _blocks(length: int, **changes: Any) -> tilewise.BlockMask:
+    """Causal, in blocks of 2."""
+    mask = tilewise.BlockMask.from_dense(torch.ones(1, 1, length, length, dtype=torch.bool).tril(), 2)
+    changed = {name: change(getattr(mask, name)) for name, change in changes.items()}
+    return dataclasses.replace(mask, **changed)
+
+
 def wrong_use(name: str) -> str:
     """The error that a wrong call raises on this rank."""
     size = dist.get_world_size()
@@ -420,6 +480,24 @@ def wrong_use(name: str) -> str:
         "layout": lambda: _small(layout=3),
         "layout name": lambda: _small(layout="spiral"),
         "steps": lambda: _small(is_causal=True, layout=_in_steps(2), key_layout=_in_steps(3), length=6),
+        "blocks": lambda: _small(block_mask=_blocks(2 * size) if last else None),
+        "other blocks": lambda: _small(
+            block_mask=_blocks(2 * size, **({"tiles": lambda x: ~x} if last else {}))
+        ),
+        "blocks of fewer": lambda: _small(block_mask=_blocks(2)),
+        "blocks on one": lambda: _small(block_mask=_blocks(2 * size + 2 * last)),
+        "blocks of a rank": lambda: _small(
+            block_mask=_blocks(2 * size, length_k=lambda n: None, counts=lambda x: x[:, :, :1])
+        ),
+        "blocks beyond": lambda: _small(
+            block_mask=_blocks(2 * size, indices=lambda x: x + size), method="ulysses"
+        ),
+        "blocks of lists": lambda: _small(
+            block_mask=_blocks(2 * size, counts=lambda x: x.tolist() if last else x)
+        ),
+        "meta blocks": lambda: _small(block_mask=_blocks(2 * size).to("meta")),
+        "kind of blocks": lambda: _small(block_mask=3 if last else _blocks(2 * size)),
+        "heads of blocks": lambda: _small(block_mask=_blocks(2 * size, counts=lambda x: x.expand(1, 3, -1))),
         "whole": lambda: distributed.shard(torch.zeros(9), distributed.contiguous(8, size), 0, 0),
         "local": lambda: distributed.unshard(torch.zeros(3), distributed.contiguous(2 * size, size), 0),
         "cut": lambda: distributed.unshard(torch.zeros(2), distributed.contiguous(8, size + 1), 0),
@@ -454,6 +532,7 @@ def _wrong_arguments() -> list[tuple[list[Any], dict[str, Any]]]:
         "deterministic": ["yes"],
         "precision": ["high", True],
         "return_lse": ["yes"],
+        "block_mask": [3, "causal", torch.ones(4, 4), tilewise.BlockMask],
     }
     found: list[tuple[list[Any], dict[str, Any]]] = [
         (_rows(), {name: x}) for name, values in options.items() for x in values
@@ -690,6 +769,25 @@ def partial_losses(method: str) -> bool:
     )
 
 
+def blocks_of_dtensors() -> bool:
+    """On a mesh over tokens and heads: a mask of the whole sequence, and of this rank's heads."""
+    size = dist.get_world_size()
+    mesh = mesh_of(FACTORS[size])
+    torch.manual_seed(0)
+    whole = [torch.randn(2, 4, 5 * size, 8, dtype=torch.float64) for _ in range(3)]
+    dense = torch.rand(1, 4, 5 * size, 5 * size) < 0.4
+    given = [distribute_tensor(x, mesh, [Shard(2), Shard(1)]).requires_grad_() for x in whole]
+    own = dense.chunk(mesh.size(1), 1)[mesh.get_local_rank(1)]
+    out = distributed.attention(*given, block_mask=tilewise.BlockMask.from_dense(own, 4))
+    leaves = [x.requires_grad_() for x in whole]
+    expected = tilewise.attention(*leaves, dense)
+    cotangent = torch.randn(expected.shape, dtype=torch.float64)
+    out.backward(distribute_tensor(cotangent, mesh, [Shard(2), Shard(1)]))
+    expected.backward(cotangent)
+    pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(given, leaves, strict=True))]
+    return all(torch.allclose(a.full_tensor(), b, rtol=0, atol=1e-12) for a, b in pairs)
+
+
 # Tensor parallelism
 
 
@@ -891,15 +989,19 @@ def rope_into_shards(name: str) -> list[str]:
     return [key for key, (a, b) in pairs.items() if not torch.equal(a.full_tensor(), b)]
 
 
-def rope_into_positions() -> str:
-    """The error for a cache that is sharded along its positions."""
+def rope_into_wrong_shards(paged: bool) -> str:
+    """The error for caches that are sharded along their positions, or over the pages of all entries."""
     mesh = mesh_of((dist.get_world_size(),))
-    rows, cache = torch.zeros(4, 4, 3, 8), torch.zeros(4, 4, 12, 8)
-    given = [distribute_tensor(x, mesh, [Replicate()]) for x in (rows, rows, rows)]
-    caches = [distribute_tensor(cache, mesh, [Shard(2)]) for _ in range(2)]
+    placed, table = (
+        ([Shard(0)], torch.arange(12, dtype=torch.int32).view(4, 3)) if paged else ([Shard(2)], None)
+    )
+    rows = [distribute_tensor(torch.zeros(4, 4, 3, 8), mesh, [Shard(0)]) for _ in range(3)]
+    shape = (12, 4, 4, 8) if paged else (4, 4, 12, 8)
+    caches = [distribute_tensor(torch.zeros(shape), mesh, placed) for _ in range(2)]
     tables = [distribute_tensor(x, mesh, [Replicate()]) for x in tilewise.rope_tables(12, 8)]
+    more = {} if table is None else {"page_table": distribute_tensor(table, mesh, [Shard(0)])}
     try:
-        tilewise.rope_into_cache(*given, *caches, *tables)
+        tilewise.rope_into_cache(*rows, *caches, *tables, **more)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"

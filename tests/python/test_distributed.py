@@ -19,10 +19,12 @@ import torch.distributed as dist
 from ranks import Ranks
 from tilewise import distributed
 from tilewise.distributed import agreement, messages, pieces
+from tilewise.distributed import plan as plan_module
 from tilewise.distributed.attention import METHODS
+from tilewise.distributed.blocks import Blocks
 from tilewise.distributed.heads import LEAST_ROWS
 from tilewise.distributed.pieces import Heads
-from tilewise.distributed.plan import Band, Plan, rows_of_ranks
+from tilewise.distributed.plan import Band, Grid, Plan, rows_of_ranks
 from tilewise.distributed.ring import add_parcel, pack, unpack
 
 LONG = "TILEWISE_LONG_TESTS" in os.environ
@@ -50,6 +52,17 @@ def test_ranks_give_what_one_process_gives(ranks: Ranks) -> None:
 def test_ranks_are_within_the_contract(ranks: Ranks, dtype: torch.dtype) -> None:
     for seed in range(1000, 1000 + CASES // 3):
         assert not _fails(ranks.run(cases.check_contract, seed, ranks.size, dtype))
+
+
+def test_ranks_under_a_block_mask_give_what_one_process_gives(ranks: Ranks) -> None:
+    for seed in range(CASES):
+        assert not _fails(ranks.run(cases.check_exact, seed, ranks.size, True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ranks_under_a_block_mask_are_within_the_contract(ranks: Ranks, dtype: torch.dtype) -> None:
+    for seed in range(1000, 1000 + CASES // 3):
+        assert not _fails(ranks.run(cases.check_contract, seed, ranks.size, dtype, True))
 
 
 WRONG = {
@@ -89,6 +102,16 @@ WRONG = {
     "dimensions": r"rank \d raised InvalidArgument: mesh: expected 1 dimension for method ",
     "layout name": r"layout: expected a Layout or one of 'contiguous', .*, got 'spiral'",
     "steps": r"layout: expected queries and keys in equal steps, or one of them in steps o",
+    "blocks": r"block_mask: expected the same on all ranks, None as on rank 0, got a mask on rank",
+    "other blocks": r"block_mask: expected the same on all ranks, as on rank 0, got another one on rank",
+    "blocks of fewer": r"block_mask.length_q: expected the length of query, \d+, got 2",
+    "blocks on one": r"rank \d raised InvalidArgument: block_mask.length_q: expected the length of query",
+    "blocks of a rank": r"block_mask.counts: expected .* and \d query blocks, got int32\[1, 1, 1\]",
+    "blocks beyond": r"block_mask.indices: expected key blocks from 0 to \d, got",
+    "blocks of lists": r"rank \d raised TypeError: block_mask.counts: expected Tensor, got list",
+    "meta blocks": r"block_mask.counts: expected a tensor with memory, got a meta tensor",
+    "kind of blocks": r"rank \d raised InvalidArgument: block_mask: expected tilewise.BlockMask or tor",
+    "heads of blocks": r"block_mask.counts: expected \[B\|1, Hq\|1, query blocks\] with B 2, Hq 2 and",
     "whole": r"whole: expected 8 tokens along dimension 0, got \[9\]",
     "local": r"local: expected 2 tokens along dimension 0, got 3",
     "cut": r"layout: expected a layout for the mesh's \d ranks, got one for \d",
@@ -141,6 +164,10 @@ def test_dtensors_along_the_sequence(ranks: Ranks, method: str) -> None:
 @pytest.mark.parametrize(("method", "by_heads"), [("ring", False), ("ulysses", False), ("ring", True)])
 def test_what_heads_have_may_be_dtensors(ranks: Ranks, method: str, by_heads: bool, sharded: bool) -> None:
     assert not any(ranks.run(cases.per_head_dtensors, method, by_heads, sharded))
+
+
+def test_a_block_mask_of_dtensors_has_the_heads_of_the_rank(ranks: Ranks) -> None:
+    assert all(ranks.run(cases.blocks_of_dtensors))
 
 
 def test_slopes_of_entries_follow_the_batch_of_a_mesh(ranks: Ranks) -> None:
@@ -211,8 +238,9 @@ def test_caches_on_shards_are_written_in_place(ranks: Ranks, name: str) -> None:
     assert not any(ranks.run(cases.rope_into_shards, name))
 
 
-def test_a_cache_that_cannot_be_written_in_place_is_refused(ranks: Ranks) -> None:
-    for text in ranks.run(cases.rope_into_positions):
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_cache_that_cannot_be_written_in_place_is_refused(ranks: Ranks, paged: bool) -> None:
+    for text in ranks.run(cases.rope_into_wrong_shards, paged):
         assert "k_cache: expected k_cache and v_cache replicated or sharded alike, by heads or, " in text
 
 
@@ -263,6 +291,69 @@ def test_what_sees_nothing_is_neither_sent_nor_computed() -> None:
     plan = _plan(distributed.contiguous(64, 4), 1, Band(right=0))
     assert [parcel.count for parcel in plan.received] == [16, 0, 0, 0]
     assert [len(pairs) for pairs in plan.pairs] == [1, 0, 0, 0]
+
+
+def _grid(mask: torch.Tensor, block: int) -> Grid:
+    return Blocks.of(tilewise.BlockMask.from_dense(mask[None, None], block), *mask.shape).grid(slice(0, 1))
+
+
+def _documents_mask(length: int, each: int) -> torch.Tensor:
+    document = torch.arange(length) // each
+    return document[:, None] == document
+
+
+def test_what_a_block_mask_hides_is_neither_sent_nor_computed() -> None:
+    rows = rows_of_ranks(distributed.contiguous(64, 4), (0, 64))
+    grid = _grid(_documents_mask(64, 24), 8)  # documents of 24, 24 and 16 tokens; ranks have 16
+    plans = [Plan.of(rank, rows, rows, Band(), grid) for rank in range(4)]
+    received = [[parcel.count for parcel in plan.received] for plan in plans]
+    assert received == [[0, 8, 0, 0], [16, 0, 16, 0], [0, 8, 0, 0], [0, 0, 0, 0]]
+    assert [[parcel.count for parcel in plan.sent] for plan in plans] == [
+        list(x) for x in zip(*received, strict=True)
+    ]
+    pairs = [pair for plan in plans for of in (plan.own, *plan.pairs) for pair in of]
+    assert sum(pair.q.count * pair.k.count for pair in pairs) < 64 * 64 / 2
+
+
+def test_a_grid_is_of_the_heads_that_are_asked() -> None:
+    dense = torch.stack([torch.ones(8, 8).tril(), torch.ones(8, 8).triu(), torch.ones(8, 8)]).bool()
+    blocks = Blocks.of(tilewise.BlockMask.from_dense(dense[None], 4), 8, 8)
+    lower, upper, both = (blocks.grid(slice(*at)) for at in ((0, 1), (1, 2), (0, 2)))
+    assert lower.some.tolist() == [[True, False], [True, True]]
+    assert upper.some.tolist() == [[True, True], [False, True]]
+    assert both.some.all() and not both.full.any()
+    assert blocks.grid(slice(2, 3)).full.all() and not blocks.grid(slice(3, 3)).some.any()
+    assert blocks.grid(slice(0, 1)) is lower
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("kind", [distributed.contiguous, distributed.zigzag, distributed.striped])
+@pytest.mark.parametrize("together", [1, 16, 2048])
+@pytest.mark.parametrize("band", [Band(), Band(right=0), Band(left=9, right=3)])
+def test_pieces_of_a_block_mask_have_what_it_shows_once(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    kind: Callable[[int, int], distributed.Layout],
+    together: int,
+    band: Band,
+) -> None:
+    monkeypatch.setattr(plan_module, "ROWS_TOGETHER", together)
+    block, rows = 8, rows_of_ranks(kind(50, ranks), (0, 50))
+    mask = (torch.rand(50, 50) < 0.5) & (torch.rand(7, 7) < 0.5).kron(torch.ones(8, 8)).bool()[:50, :50]
+    mask[16:32, 8:24] = True
+    blocks = Blocks.of(tilewise.BlockMask.from_dense(mask[None, None], block), 50, 50)
+    here = torch.zeros(50, 50, dtype=torch.int64)
+    for rank in range(ranks):
+        plan = Plan.of(rank, rows, rows, band, blocks.grid(slice(0, 1)))
+        for pair in (pair for of in (plan.own, *plan.pairs) for pair in of):
+            q, k = (torch.arange(x.begin, x.last + 1, x.step) for x in (pair.q, pair.k))
+            seen = mask[q][:, k]
+            inside = blocks.of_piece(pair.q, pair.k, slice(0, 1))[0, 0]
+            assert torch.equal(inside, seen) and (pair.hidden or seen.all())
+            here[q[:, None], k] += 1
+    assert here.max() <= 1
+    distance = torch.arange(50) - torch.arange(50)[:, None]
+    assert here[mask & (distance <= band.right) & (distance >= -band.left)].all()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -23,6 +23,7 @@ from tilewise import distributed, reference
 from tilewise._seeds import draw_seed
 from tilewise.bench.exact import SixteenBitProducts
 from tilewise.distributed.attention import _call
+from tilewise.distributed.blocks import Blocks
 from tilewise.distributed.checks import settings_of
 from tilewise.distributed.function import Call
 from tilewise.distributed.messages import Mailbox
@@ -105,9 +106,9 @@ def run_ranks(
     defaults = dict(
         dropout_p=0.0, is_causal=False, scale=None, alignment="top_left", window=None, softcap=0.0
     )
-    settings = settings_of(
-        **{**defaults, **options}, kernel="auto", deterministic=False, precision="standard"
-    )
+    block_mask = options.get("block_mask")
+    plain = {name: x for name, x in options.items() if name != "block_mask"}
+    settings = settings_of(**{**defaults, **plain}, kernel="auto", deterministic=False, precision="standard")
     torch.manual_seed(SEED)
     words = draw_seed(rows[0].device).tolist()
     seed = (words[0], words[1]) if settings["dropout_p"] > 0 else None
@@ -115,6 +116,7 @@ def run_ranks(
         key: Room() for key in [("all", 0), *((n, m) for n in ("ring", "heads") for m in range(2))]
     }
     length = layout.length
+    blocks = None if block_mask is None else Blocks.of(block_mask, length, length)
     own = [tuple(distributed.shard(x, layout, rank, 2) for x in rows) for rank in range(RANKS)]
     masks = [None if mask is None else distributed.shard(mask, layout, rank, 2) for rank in range(RANKS)]
 
@@ -122,7 +124,7 @@ def run_ranks(
         boxes = boxes_of(method, rank, rooms)
         starts = (ends or (0, length),) * 2
         packed = ends is not None
-        return _call(own[rank], boxes, method, (layout, layout), starts, settings, seed, packed)
+        return _call(own[rank], boxes, method, (layout, layout), starts, settings, seed, packed, blocks)
 
     calls = [call_of(rank) for rank in range(RANKS)]
     assert min(len(call.parts) for call in calls) >= least_parts
@@ -182,12 +184,28 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "alibi": (dict(is_causal=True, softcap=5.0), ("alibi_slopes",)),
     "mask": (dict(), ("attn_mask",)),
     "logit scale": (dict(is_causal=True), ("logit_scale",)),
+    "blocks": (dict(), ()),  # see block_mask_of
 }
+
+
+def block_mask_of(heads: int, length: int, device: torch.device) -> tilewise.BlockMask:
+    """A window that is wider from head to head, and documents."""
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q - k < length * (h + 1) // heads) & (3 * q // length == 3 * k // length)
+
+    block = length // 8
+    return tilewise.BlockMask.from_mask_mod(
+        mask_mod, length, length, heads=heads, block_size=block, device=device
+    )
+
+
 CASES = [
     *(("ring", layout, name) for layout in ("contiguous", "zigzag", "striped") for name in OPTIONS),
     *(("gather", "striped", name) for name in ("causal", "dropout", "logit scale")),
     *(("gather", "zigzag", name) for name in ("alibi", "mask")),
-    *(("hybrid", "zigzag", name) for name in ("causal", "window", "dropout", "logit scale")),
+    *(("hybrid", "zigzag", name) for name in ("causal", "window", "dropout", "logit scale", "blocks")),
+    *(("gather", layout, "blocks") for layout in ("contiguous", "striped")),
 ]
 
 
@@ -242,6 +260,8 @@ def compare_ranks(
     shapes |= {"sinks": (heads[0],), "logit_scale": (heads[0],)}
     ends = (0, length // 3, length // 3, length // 2, length) if layout == "documents" else None
     options, more = OPTIONS[name]
+    if name == "blocks":
+        options = dict(options, block_mask=block_mask_of(heads[0], length, device))
     values = {}
     for of in ("query", "key", "value", *more):
         statistic = of in ("alibi_slopes", "sinks", "logit_scale")

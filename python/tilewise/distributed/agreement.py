@@ -10,12 +10,14 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from tilewise._errors import InvalidArgument, Unsupported, reject
 from tilewise.distributed.messages import Mailbox
+
+Said = TypeVar("Said")
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,21 @@ class Given:
     key: str
     value: str
     attn_mask: str
+    block_mask: str
     layout: str
     method: str
     options: str
 
 
-def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -> list[Given]:
-    """What every rank was given, those of the last box next to each other. Raises on all what one raised.
+@dataclass(frozen=True)
+class _Raised:
+    text: str
 
-    Without an exchange all are taken to be given what this rank is.
+
+def hear(boxes: Sequence[Mailbox], look: Callable[[], Said], exchange: bool) -> list[Said]:
+    """What `look` gives on every rank, ranks of the last box next to each other. All raise what one raised.
+
+    Without an exchange all are taken to say what this rank does.
     """
     if not exchange:
         return [look()] * math.prod(box.size for box in boxes)
@@ -46,12 +54,12 @@ def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -
         raise Unsupported(
             "distributed: torch.distributed needs NumPy, which is not installed: pip install numpy"
         )
-    own: Given | str
+    own: Said | _Raised
     failure: Exception | None = None
     try:
         own = look()
     except Exception as error:  # of any kind: the other ranks wait for a word
-        own, failure = f"{type(error).__name__}: {error}", error
+        own, failure = _Raised(f"{type(error).__name__}: {error}"), error
     everyone: list[Any] = [own]
     for box in reversed(boxes):
         lists: list[Any] = [None] * box.size
@@ -61,8 +69,14 @@ def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -
     if failure is not None and all(given == own for given in everyone):
         raise failure
     for rank, given in enumerate(everyone):
-        if isinstance(given, str):
-            raise InvalidArgument(f"rank {rank} raised {given}") from failure
+        if isinstance(given, _Raised):
+            raise InvalidArgument(f"rank {rank} raised {given.text}") from failure
+    return everyone
+
+
+def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -> list[Given]:
+    """What every rank was given. Raises where it is not the same."""
+    everyone = hear(boxes, look, exchange)
     for field in fields(Given):
         values = [getattr(given, field.name) for given in everyone]
         if field.name in ("length_q", "length_k", "mask_rows", "seed"):

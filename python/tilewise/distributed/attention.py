@@ -14,14 +14,15 @@ from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, reject, translated
 from tilewise._scalars import flag_of
 from tilewise._seeds import draw_seed
 from tilewise.distributed import checks
-from tilewise.distributed.agreement import Given, agree
+from tilewise.distributed.agreement import Given, agree, hear
+from tilewise.distributed.blocks import Blocks
 from tilewise.distributed.function import Attention, Call
 from tilewise.distributed.gather import Gather
 from tilewise.distributed.heads import HeadExchange, parts_of, share_heads
 from tilewise.distributed.layout import Layout, documents, layout_of
 from tilewise.distributed.messages import Mailbox, Mesh, boxes_of
 from tilewise.distributed.pieces import Heads, Problem
-from tilewise.distributed.plan import INFINITE, Band, Plan, Rows, in_order, rows_of_ranks
+from tilewise.distributed.plan import INFINITE, Band, Grid, Plan, Rows, in_order, rows_of_ranks
 from tilewise.distributed.ring import Ring
 
 Method = Literal["ring", "ulysses", "hybrid", "gather"]
@@ -65,6 +66,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     logit_scale: Tensor | None = None,
+    block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
     precision: Precision = "standard",
@@ -79,6 +81,8 @@ def attention(
             sharded by heads.
         key: this rank's keys, [B, Hkv, Sk of this rank, D]. So is value, with Dv.
         attn_mask: rows of this rank's queries (or one for all), and all keys in the order of the sequence.
+        block_mask: of the whole sequence, the same on every rank; for DTensors, of this rank's entries and
+            heads.
         mesh: a DeviceMesh of one dimension, or for "hybrid" of two (ring, heads); a process group; or all.
         method: how queries and keys meet. "ring": keys go round, the least memory. "gather": all keys that a
             rank sees are brought to it at once. "ulysses": each rank takes all positions of some heads.
@@ -111,7 +115,7 @@ def attention(
     )
     return _attend(
         *((query, key, value), attn_mask, None, enable_gqa, options, of_heads),
-        *(mesh, method, (layout, key_layout), return_lse, validate),
+        *(mesh, method, (layout, key_layout), return_lse, validate, block_mask),
     )
 
 
@@ -190,6 +194,7 @@ def _attend(
     layouts: tuple[Any, Any],
     return_lse: bool,
     validate: bool,
+    block_mask: Any = None,
 ) -> Any:
     """Attention of both kinds: `cumulative` says where packed sequences begin."""
     query, packed = rows[0], cumulative is not None
@@ -200,6 +205,7 @@ def _attend(
     def look() -> Given:
         nonlocal rows, starts
         _check_method(method, len(boxes))
+        checks.check_block_mask_kind(block_mask)
         if cumulative is None:
             rows = checks.local_of(*rows)
         else:
@@ -207,7 +213,8 @@ def _attend(
         settings.update(checks.settings_of(**options))
         checks.check_call(query, rows, mask, of_heads, settings, enable_gqa, starts)
         with_lse = flag_of("return_lse", return_lse)
-        return _given(rows, mask, settings, (*layouts, starts), method, of_heads, with_lse)
+        masks = (mask, block_mask is not None)
+        return _given(rows, masks, settings, (*layouts, starts), method, of_heads, with_lse)
 
     everyone = agree(boxes, look, validate)
     for box in boxes:
@@ -216,9 +223,12 @@ def _attend(
     if starts is None:
         starts = ((0, of_rows[0].length), (0, of_rows[1].length))
         checks.check_mask_keys(mask, of_rows[1].length)
+    blocks = None
+    if block_mask is not None:
+        blocks = _agreed_blocks(boxes, block_mask, rows, of_rows, validate)
     if packed:
         rows = (rows[0].transpose(0, 1)[None], rows[1].transpose(0, 1)[None], rows[2].transpose(0, 1)[None])
-    call = _call(rows, boxes, method, of_rows, starts, settings, everyone[0].seed, packed)
+    call = _call(rows, boxes, method, of_rows, starts, settings, everyone[0].seed, packed, blocks)
     call.mask_of_rows, call.with_lse = _mask_of_rows(everyone), bool(return_lse)
     local = (checks.local_per_head(x, query) for x in of_heads.values())
     call.boxes = boxes
@@ -240,6 +250,27 @@ def _check_method(method: str, dimensions: int) -> None:
         reject("mesh", f"{wanted} dimension{'s' * (wanted > 1)} for method {method!r}", dimensions)
 
 
+def _agreed_blocks(
+    boxes: Sequence[Mailbox],
+    mask: Any,
+    rows: tuple[Tensor, ...],
+    layouts: tuple[Layout, Layout],
+    validate: bool,
+) -> Blocks:
+    """A block mask that all ranks have, as what is sent depends on it."""
+    found: list[Blocks] = []
+
+    def look() -> str:
+        found.append(checks.blocks_of_whole(mask, rows, layouts[0].length, layouts[1].length))
+        return found[0].digest if validate else ""
+
+    digests = hear(boxes, look, validate)
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            reject("block_mask", "the same on all ranks, as on rank 0", f"another one on rank {rank}")
+    return found[0]
+
+
 def _mask_of_rows(everyone: Sequence[Given]) -> bool:
     """Whether the mask has a row for each query; else it has one for all. A rank may have a single query."""
     lengths, rows = [x.length_q for x in everyone], [x.mask_rows for x in everyone]
@@ -250,7 +281,7 @@ def _mask_of_rows(everyone: Sequence[Given]) -> bool:
 
 def _given(
     rows: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None,
+    masks: tuple[Tensor | None, bool],
     settings: dict[str, Any],
     layouts: tuple[Any, ...],
     method: str,
@@ -269,6 +300,7 @@ def _given(
     if settings["dropout_p"] > 0:
         words = draw_seed(query.device).tolist()
         seed = (words[0], words[1])
+    mask, with_blocks = masks
     of_mask, mask_rows = None, 1
     if mask is not None:
         *leading, mask_rows, keys = [1] * (4 - mask.dim()) + list(mask.shape)
@@ -287,6 +319,7 @@ def _given(
         key=text(key),
         value=text(value),
         attn_mask=repr(of_mask),
+        block_mask="a mask" if with_blocks else "None",
         layout=repr(layouts),
         method=method,
         options=repr((settings, shapes, f"return_lse={with_lse}")),
@@ -326,7 +359,12 @@ def _layouts(
 
 @lru_cache(maxsize=64)
 def _plan(
-    layouts: tuple[Layout, Layout], starts: tuple[tuple[int, ...], ...], band: Band, together: int, rank: int
+    layouts: tuple[Layout, Layout],
+    starts: tuple[tuple[int, ...], ...],
+    band: Band,
+    together: int,
+    rank: int,
+    grid: Grid | None,
 ) -> tuple[Plan, list[list[Rows]], list[list[Rows]], tuple[Tensor | None, ...]]:
     """Of a ring whose ranks are `together` ranks of the layouts each: its plan, rows, and their orders."""
     rows, orders = [], []
@@ -336,7 +374,7 @@ def _plan(
         merged = [in_order(group) if together > 1 else (None, group[0]) for group in groups]
         rows.append([list(found) for _, found in merged])
         orders.append(merged[rank][0])
-    return Plan.of(rank, rows[0], rows[1], band), rows[0], rows[1], tuple(orders)
+    return Plan.of(rank, rows[0], rows[1], band, grid), rows[0], rows[1], tuple(orders)
 
 
 def _call(
@@ -348,6 +386,7 @@ def _call(
     settings: dict[str, Any],
     seed: tuple[int, int] | None,
     packed: bool,
+    blocks: Blocks | None = None,
 ) -> Call:
     """How this rank takes part."""
     query, key, _ = rows
@@ -366,24 +405,25 @@ def _call(
     heads_box = boxes[-1] if method in ("ulysses", "hybrid") else None
     ring_box = Mailbox(None) if method == "ulysses" else boxes[0]
     together = 1 if heads_box is None else heads_box.size
-    plan, queries, keys, orders = _plan(layouts, starts, band, together, ring_box.rank)
-    tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
     heads = Heads(0, query.shape[1], query.shape[1], query.shape[1] // max(1, key.shape[1]))
-    problem = Problem(heads, lengths, packed, tuple(dict(settings, allow_tf32=tf32).items()), seed)
+    shared = [heads] if heads_box is None else share_heads(heads.whole, heads.group, heads_box.size)
+    own = shared[0 if heads_box is None else heads_box.rank]
+    grid = None if blocks is None else blocks.grid(own.at)
+    plan, queries, keys, orders = _plan(layouts, starts, band, together, ring_box.rank, grid)
+    tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
+    problem = Problem(own, lengths, packed, tuple(dict(settings, allow_tf32=tf32).items()), seed, blocks)
     inner: Ring | Gather
     if method in ("gather", "ulysses"):
-        inner = Gather(plan, ring_box, queries[ring_box.rank], keys[ring_box.rank], band)
+        inner = Gather(plan, ring_box, queries[ring_box.rank], keys[ring_box.rank], band, grid)
     else:
         inner = Ring(plan, ring_box)
     of_head = query.shape[0] * (layouts[0].length // ring_box.size)  # queries
+    parts = parts_of(own, of_head, query.device)
     if heads_box is None:
-        return Call(problem, inner, parts_of(heads, of_head, query.device))
-    shared = share_heads(heads.whole, heads.group, heads_box.size)
+        return Call(problem, inner, parts)
     first = ring_box.rank * together
     exchange, key_exchange = (
         HeadExchange(heads_box, layout.lengths[first : first + together], order, query.device)
         for layout, order in zip(layouts, orders, strict=True)
     )
-    own = shared[heads_box.rank]
-    parts = parts_of(own, of_head, query.device)
-    return Call(problem.with_heads(own), inner, parts, exchange, key_exchange, tuple(shared))
+    return Call(problem, inner, parts, exchange, key_exchange, tuple(shared))

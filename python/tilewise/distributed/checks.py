@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewise._arguments import check_tensors, is_strict, window_of
+from tilewise._arguments import blocks_of, check_tensors, is_strict, window_of
 from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, check_dense, reject, translated
 from tilewise._scalars import flag_of, number_of, scale_of, text_of, whole_of
 from tilewise._triton import NAMES as KERNELS
+from tilewise.attention import explain
+from tilewise.block_mask import BlockMask, block_mask_of
+from tilewise.distributed.blocks import Blocks
 from tilewise.distributed.messages import Mesh
 
 _check_attention = torch.ops.tilewise.check_attention.default
@@ -172,6 +175,39 @@ def check_call(
 def check_mask_keys(mask: Tensor | None, keys: int) -> None:
     if mask is not None and mask.dim() and mask.shape[-1] not in (1, keys):
         reject("attn_mask", f"all {keys} keys of the sequence, or 1", list(mask.shape))
+
+
+# Block masks
+
+_LISTS = ("counts", "indices", "full_counts", "full_indices", "tile_ids", "tiles")
+
+
+def check_block_mask_kind(block_mask: Any) -> None:
+    if not isinstance(block_mask, (BlockMask, type(None))) and not hasattr(block_mask, "mask_mod"):
+        reject("block_mask", "tilewise.BlockMask or torch's BlockMask", type(block_mask).__name__)
+
+
+def blocks_of_whole(block_mask: Any, rows: tuple[Tensor, ...], length_q: int, length_k: int) -> Blocks:
+    """A block mask of the whole sequence, as `tilewise.attention` would check it, numbers in lists too.
+
+    `rows` are this rank's query, key and value: the mask is one of their entries and heads.
+    """
+    lengths = (length_q, length_k, length_k)
+    query, key, value = (  # one row in memory, which is not read
+        torch.zeros(x.shape[3], dtype=x.dtype).expand(*x.shape[:2], length, x.shape[3])
+        for x, length in zip(rows, lengths, strict=True)
+    )
+    lists = blocks_of(block_mask, query, key)
+    mask = block_mask_of(block_mask, length_q, length_k)
+    for name, x in zip(_LISTS, lists, strict=False):
+        if x is None:
+            continue
+        _check_plain(f"block_mask.{name}", x)
+        if x.device != rows[0].device:
+            reject(f"block_mask.{name}", f"memory on {rows[0].device}, as query", x.device)
+    # It makes the checks of a call and computes nothing.
+    explain(query, key, value, enable_gqa=True, block_mask=mask.to("cpu"))
+    return Blocks.of(mask, length_q, length_k)
 
 
 # Numbers

@@ -9,19 +9,27 @@ from torch import Tensor
 
 from tilewise.distributed.messages import Mailbox
 from tilewise.distributed.pieces import Inputs, Joined, Problem, Shares, Sums, attend_whole, whole_pairs
-from tilewise.distributed.plan import Band, Plan, Rows, in_order, meetings
+from tilewise.distributed.plan import Band, Grid, Plan, Rows, in_order, meetings
 from tilewise.distributed.ring import add_parcel, numbers, pack, unpack
 
 
 class Gather:
-    def __init__(self, plan: Plan, box: Mailbox, queries: Sequence[Rows], keys: Sequence[Rows], band: Band):
+    def __init__(
+        self,
+        plan: Plan,
+        box: Mailbox,
+        queries: Sequence[Rows],
+        keys: Sequence[Rows],
+        band: Band,
+        grid: Grid | None = None,
+    ) -> None:
         self.plan, self.box = plan, box
         of_ranks = [parcel.unpacked for parcel in plan.received]
         of_ranks[box.rank] = list(keys)
         self.order, rows = in_order(of_ranks)
         self.counts = [sum(x.count for x in rank) for rank in of_ranks]
-        self.pairs = meetings(queries, rows, band)
-        self.whole = whole_pairs(queries, self.pairs)
+        self.pairs = meetings(queries, rows, band, grid)
+        self.whole = whole_pairs(queries, self.pairs) if grid is None else None
 
     def collect(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values in the order of the whole."""

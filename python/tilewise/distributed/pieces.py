@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise.distributed.blocks import Blocks
 from tilewise.distributed.plan import Pair, Rows
 
 _forward = torch.ops.tilewise.attention_piece.default
@@ -81,6 +82,7 @@ class Problem:
     packed: bool  # documents are sequences of one batch entry, not parts of every one
     settings: tuple[tuple[str, Any], ...]  # attention's other options, as the operator calls them
     seed: tuple[int, int] | None
+    blocks: Blocks | None = None
 
     def with_heads(self, heads: Heads) -> Problem:
         return replace(self, heads=heads)
@@ -145,6 +147,17 @@ def _mask_of(mask: Tensor, pair: Pair, heads: slice) -> Tensor:
     return mask if mask.shape[3] == 1 else mask[..., keys]
 
 
+def _mask_inside(problem: Problem, inputs: Inputs, pair: Pair, heads: slice) -> Tensor | None:
+    """What a pair is given as its mask: its part of the mask, and what the block mask hides."""
+    mask = None if inputs.mask is None else _mask_of(inputs.mask, pair, heads)
+    if not pair.hidden or problem.blocks is None:
+        return mask
+    seen = problem.blocks.of_piece(pair.q, pair.k, problem.heads.of_whole(heads))
+    if mask is None:
+        return seen
+    return mask & seen if mask.dtype == torch.bool else torch.where(seen, mask, -torch.inf)
+
+
 def _options(problem: Problem, inputs: Inputs, pair: Pair, heads: slice) -> dict[str, Any]:
     of_whole = problem.heads.of_whole(heads)
     slopes = inputs.slopes
@@ -152,7 +165,7 @@ def _options(problem: Problem, inputs: Inputs, pair: Pair, heads: slice) -> dict
         slopes = slopes[pair.q.document]
     return dict(
         problem.settings,
-        attn_mask=None if inputs.mask is None else _mask_of(inputs.mask, pair, heads),
+        attn_mask=_mask_inside(problem, inputs, pair, heads),
         alibi_slopes=None if slopes is None else slopes[..., of_whole],
         logit_scale=None if inputs.logit_scale is None else inputs.logit_scale[of_whole],
         dropout_seed=None if problem.seed is None else torch.tensor(problem.seed, dtype=torch.int64),
@@ -294,7 +307,8 @@ class Shares:
                 dk[k_at] += next(found)
                 dv[k_at] += next(found)
                 if sums.mask is not None:
-                    _mask_of(sums.mask, pair, heads).add_(next(found))
+                    total = _mask_of(sums.mask, pair, heads)
+                    total += next(found).sum_to_size(total.shape)  # a block mask's entries and heads
                 for of_heads in (dsinks, sums.logit_scale):
                     if of_heads is not None:
                         of_heads[problem.heads.of_whole(heads)] += next(found)

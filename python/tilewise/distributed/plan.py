@@ -1,4 +1,4 @@
-"""Which rows of queries meet which rows of keys. Known on the host, from the layout and the band alone."""
+"""Which rows of queries meet which rows of keys. The host knows, from the layout, the band and blocks."""
 
 from __future__ import annotations
 
@@ -84,15 +84,87 @@ class Pair:
     k_rows: slice
     q: Rows
     k: Rows
+    hidden: bool = False  # whether a block mask hides something
 
     @property
     def step(self) -> int:
         return self.q.step if self.q.count > 1 else self.k.step
 
+    def cut(self, queries: tuple[int, int], keys: tuple[int, int]) -> Pair:
+        """Those at positions from the first number to the second, both included."""
+        q_rows, q = _cut(self.q_rows, self.q, *queries)
+        k_rows, k = _cut(self.k_rows, self.k, *keys)
+        return replace(self, q_rows=q_rows, k_rows=k_rows, q=q, k=k)
 
-def meetings(queries: Sequence[Rows], keys: Sequence[Rows], band: Band) -> list[Pair]:
+    def inside(self, band: Band) -> Pair:
+        """Without what the band hides at the ends."""
+        k = band.keys_of(self.q, self.k)
+        q = band.queries_of(self.q, k)
+        return self.cut((q.begin, q.last), (k.begin, k.last))
+
+
+def _cut(at: slice, rows: Rows, low: int, high: int) -> tuple[slice, Rows]:
+    kept, step = rows.within(low, high), at.step or 1
+    first = at.start + (kept.begin - rows.begin) // rows.step * step
+    return slice(first, first + max(0, (kept.count - 1) * step + 1), at.step), kept
+
+
+# A piece under a block mask has at most so many rows of its masks, but at least one row of blocks. So its
+# mask takes little memory, and a piece is large enough to occupy a GPU. Not tuned.
+ROWS_TOGETHER = 2048
+MOST_RUNS = 8  # of blocks in a row of pieces; where there are more, hidden ones are computed, too
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Which blocks of a block mask hide everything or nothing. Grids are equal only to themselves."""
+
+    block_q: int
+    block_k: int
+    masks: int  # of different entries and heads
+    some: Tensor  # bool [query blocks, key blocks]: some entry and head sees something
+    full: Tensor  # every entry and head sees everything
+
+    def parts(self, pair: Pair, band: Band) -> Iterator[Pair]:
+        """Smaller pairs with everything that is seen of a pair, and little else."""
+        rows, columns = blocks_of(pair.q, self.block_q), blocks_of(pair.k, self.block_k)
+        together = max(1, ROWS_TOGETHER // (self.block_q * max(1, self.masks)))
+        for first in range(rows.start, rows.stop, together):
+            end = min(first + together, rows.stop)
+            some = self.some[first:end, columns].any(0).tolist()
+            full = self.full[first:end, columns].all(0).tolist()
+            for begin, stop, hidden in _runs(some, full):
+                keys = (columns.start + begin) * self.block_k, (columns.start + stop) * self.block_k - 1
+                part = pair.cut((first * self.block_q, end * self.block_q - 1), keys)
+                if part.q.count and part.k.count:
+                    part = part.inside(band)
+                if part.q.count and part.k.count:
+                    yield replace(part, hidden=hidden)
+
+
+def blocks_of(rows: Rows, size: int) -> slice:
+    """The blocks that the rows lie in."""
+    return slice(rows.begin // size, rows.last // size + 1)
+
+
+def _runs(some: Sequence[bool], full: Sequence[bool]) -> list[tuple[int, int, bool]]:
+    """Begin and end of runs of blocks in which something is seen, and whether something is hidden."""
+    states = list(zip(some, full, strict=True))
+    changes = [n for n in range(1, len(states)) if states[n] != states[n - 1]]
+    found = [
+        (begin, end, not states[begin][1])
+        for begin, end in pairwise([0, *changes, len(states)])
+        if states[begin][0]
+    ]
+    return found if len(found) <= MOST_RUNS else [(found[0][0], found[-1][1], True)]
+
+
+def meetings(
+    queries: Sequence[Rows], keys: Sequence[Rows], band: Band, grid: Grid | None = None
+) -> list[Pair]:
     """All pairs in which something is seen."""
-    return [pair for q in queries for k in keys for pair in _meetings(q, k, band)]
+    pairs = [pair for q in queries for k in keys for pair in _meetings(q, k, band)]
+    return pairs if grid is None else [part for pair in pairs for part in grid.parts(pair, band)]
 
 
 def _meetings(q: Rows, k: Rows, band: Band) -> Iterator[Pair]:
@@ -179,14 +251,28 @@ class Parcel:
         return found
 
 
-def parcel_of(queries: Sequence[Rows], keys: Sequence[Rows], band: Band) -> Parcel:
-    """The keys that some of the queries see, and those between them."""
+def parcel_of(queries: Sequence[Rows], keys: Sequence[Rows], band: Band, grid: Grid | None = None) -> Parcel:
+    """The keys that some of the queries see, and those between them unless the grid hides them."""
     wanted = []
     for k in keys:
+        if grid is not None:
+            wanted += _joined(k, [pair.k for pair in meetings(queries, [k], band, grid)])
+            continue
         seen = [rows for q in queries if (rows := band.keys_of(q, k)).count]
         if seen:
             wanted.append(k.within(min(rows.begin for rows in seen), max(rows.last for rows in seen)))
     return Parcel(tuple(wanted))
+
+
+def _joined(k: Rows, parts: Iterable[Rows]) -> list[Rows]:
+    """The rows of k that lie in any of the parts, in runs as long as possible."""
+    spans: list[list[int]] = []
+    for begin, last in sorted((part.begin, part.last) for part in parts):
+        if spans and begin <= spans[-1][1] + k.step:
+            spans[-1][1] = max(spans[-1][1], last)
+        else:
+            spans.append([begin, last])
+    return [k.within(*span) for span in spans]
 
 
 @dataclass(frozen=True)
@@ -201,17 +287,23 @@ class Plan:
     pairs: tuple[tuple[Pair, ...], ...]  # with the parcel of each rank
 
     @staticmethod
-    def of(rank: int, queries: Sequence[Sequence[Rows]], keys: Sequence[Sequence[Rows]], band: Band) -> Plan:
+    def of(
+        rank: int,
+        queries: Sequence[Sequence[Rows]],
+        keys: Sequence[Sequence[Rows]],
+        band: Band,
+        grid: Grid | None = None,
+    ) -> Plan:
         """Of all ranks' queries and keys."""
         size = len(queries)
         others = [other for other in range(size) if other != rank]
         nothing = Parcel(())
         sent, received = [nothing] * size, [nothing] * size
         for other in others:
-            sent[other] = parcel_of(queries[other], keys[rank], band)
-            received[other] = parcel_of(queries[rank], keys[other], band)
-        pairs = [tuple(meetings(queries[rank], parcel.unpacked, band)) for parcel in received]
-        own = tuple(meetings(queries[rank], keys[rank], band))
+            sent[other] = parcel_of(queries[other], keys[rank], band, grid)
+            received[other] = parcel_of(queries[rank], keys[other], band, grid)
+        pairs = [tuple(meetings(queries[rank], parcel.unpacked, band, grid)) for parcel in received]
+        own = tuple(meetings(queries[rank], keys[rank], band, grid))
         return Plan(rank, size, own, tuple(sent), tuple(received), tuple(pairs))
 
 
