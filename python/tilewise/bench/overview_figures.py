@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tilewise.bench import charts, summary
 from tilewise.bench.charts import Chart, Series
@@ -13,7 +13,8 @@ from tilewise.bench.words import type_words
 NOTHING = "Nothing has been recorded beside a peer yet."
 GRID = "flash-attention-grid"
 MODELS = ("llama", "vit")
-PEERS = ("torch cudnn", "torch flash")
+FLASH_4 = "flash-attn 4"
+PEERS = ("torch cudnn", "torch flash", FLASH_4)  # as far as a record has them
 OURS = "tilewise"
 HEAD = (
     "| suite | pass | type | median | ahead in | range | day |",
@@ -61,7 +62,11 @@ def speed_plot(record: Record) -> str | None:
             of = [race for race in grid if (race.first["pass"], race.first["d"]) == (direction, dim)]
             of.sort(key=lambda race: race.first["sq"])
             drawn.append(_chart(f"{direction}, head dim {dim}", of, high))
-    return charts.grid(drawn, len(dims), (OURS, *PEERS))
+    return charts.grid(drawn, len(dims), (OURS, *(name for name in PEERS if any(map(_has(name), grid)))))
+
+
+def _has(name: str) -> Callable[[Race], bool]:
+    return lambda race: race.get(name) is not None
 
 
 def _shown(race: Race) -> dict[str, Line]:
@@ -88,11 +93,13 @@ def picture_section(machines: Sequence[Record]) -> str:
     parts: list[str] = []
     for record in machines:
         if speed_plot(record):
+            of_grid = (race for race in races(record.rows) if race.first["suite"] == GRID)
+            also = " `flash-attn 4` is FlashAttention-4." if any(map(_has(FLASH_4), of_grid)) else ""
             parts += [
-                f"![TFLOP/s of Tilewise, cuDNN and FlashAttention-2](docs/speed-{slug(record)}.svg)",
+                f"![TFLOP/s of Tilewise, cuDNN and FlashAttention](docs/speed-{slug(record)}.svg)",
                 f"{about(record.parts_of((GRID,)))}: causal attention in bf16, 16,384 tokens in all, "
                 "hidden size 2048. `tilewise` is our fastest kernel; `torch cudnn` and `torch flash` "
-                "(FlashAttention-2) are backends of PyTorch's `scaled_dot_product_attention`.",
+                f"(FlashAttention-2) are backends of PyTorch's `scaled_dot_product_attention`.{also}",
             ]
     return "\n\n".join(parts) or NOTHING
 
