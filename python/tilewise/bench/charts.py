@@ -23,6 +23,8 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "wgmma": ("#8a3ea8", "#d58df0", "down"),
     "wide": ("#a8324a", "#ff8fa3", "square"),
     "simt": ("#b98500", "#f0b93a", "square"),
+    "wide_batched": ("#1f7a4d", "#6fd3a0", "diamond"),
+    "wgmma_halves": ("#a8328c", "#f09ad8", "diamond"),
     "split": ("#00805c", "#35d0a0", "square"),
     "cublaslt": ("#6b5b95", "#b8a9e0", "circle"),
     "chunked": ("#0b63b0", "#5db4ff", "diamond"),
