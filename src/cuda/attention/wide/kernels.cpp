@@ -65,16 +65,6 @@ std::string supports_batched(const AttentionProblem& problem) {
     return device.compute_capability != 90 ? "needs compute capability 9.0 (Hopper)" : "";
   });
 }
-// On an H200, 4 heads of 256 dims, backward, in ms: 1.30 against 1.83 by wide at 2048 tokens, 16.7
-// against 15.2 at 8192, and with causal 12.4 against 19.1.
-std::string batched_yields(const AttentionProblem& problem) {
-  constexpr std::int64_t many_pairs = std::int64_t{1} << 25;
-  const AttentionFeatures& features = problem.features;
-  if (features.causal || features.window || features.block_mask) return {};
-  if (problem.length_q * problem.length_k <= many_pairs) return {};
-  return "wide is faster for long sequences of which no pair is hidden";
-}
-
 #ifdef TILEWISE_HAS_WGMMA
 std::size_t batched_workspace(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
@@ -95,8 +85,7 @@ void launch_batched(const AttentionCall&, const Context&) {}
 constinit const AttentionKernel wide_batched_attention = {.name = "wide_batched",
                                                           .supports = supports_batched,
                                                           .workspace = batched_workspace,
-                                                          .launch = launch_batched,
-                                                          .yields = batched_yields};
+                                                          .launch = launch_batched};
 
 constinit const AttentionKernel wide_attention = {
     .name = "wide", .supports = supports, .workspace = workspace, .launch = launch};
