@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -280,7 +281,17 @@ def _evaluate(mask_mod: MaskMod, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> 
     tile = torch.vmap(torch.vmap(mask_mod, (None, None, None, 0)), (None, None, 0, None))
     if b.shape[0] == 0:
         return torch.zeros((0, q.shape[1], k.shape[1]), dtype=torch.bool, device=b.device)
-    return torch.vmap(tile, chunk_size=256)(b, h, q, k)
+    with _indexing():
+        return torch.vmap(tile, chunk_size=256)(b, h, q, k)
+
+
+def _indexing() -> AbstractContextManager[Any]:
+    """Lets a mask_mod index tensors by its arguments, as torch does. Torch 2.10 needs it."""
+    try:
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    except ImportError:  # it is private, and may move
+        return nullcontext()
+    return TransformGetItemToIndex()
 
 
 def _used(counts: Tensor, indices: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ def check_zero_gradients(call: Callable[..., Any], *tensors: Tensor) -> Any:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("size", SIZES)
 def test_attention_of_nothing_has_a_gradient(device: torch.device, size: str, door: str) -> None:
+    if door == "by torch's hook" and not sdpa._HAS_HOOK:
+        pytest.skip("this torch cannot undo its hook")
     batch, heads, queries, keys = SIZES[size]
     q = leaf(batch, heads, queries, 8, device=device)
     k, v = (leaf(batch, heads, keys, 8, device=device) for _ in range(2))

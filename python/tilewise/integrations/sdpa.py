@@ -13,8 +13,8 @@ What is reached, while it is on:
   that need a gradient. This is a replacement of the function. `nn.MultiheadAttention` calls it where
   `need_weights=False`; its fast path in evaluation, which does not, is switched off meanwhile
   (`torch.backends.mha`).
-- On the CPU, calls that do not go through `torch.nn.functional`: C++, a name imported before, a program that
-  was exported before. They come by torch's hook for flash attention
+- On the CPU, from torch 2.11 on, calls that do not go through `torch.nn.functional`: C++, a name imported
+  before, a program that was exported before. They come by torch's hook for flash attention
   (`torch.nn.attention.register_flash_attention_impl`), which torch uses for calls without dropout, with
   Dv = D, four dimensions and no gradient of the mask.
 - Calls on DTensors whose sequence is spread over ranks, by `tilewise.distributed.attention`. So `use` around
@@ -55,6 +55,7 @@ _BY_HOOK = "tilewise, by torch's hook for flash attention"
 _TORCH = "torch"
 
 _torch_function = F.scaled_dot_product_attention
+_HAS_HOOK = hasattr(attention, "restore_flash_attention_impl")  # torch 2.10 can set it, but not undo that
 # Where some kernel is: the library's own, or the one in Triton.
 _DEVICES: tuple[str, ...] = ("cpu", "meta")
 if {*_binding.attention_kernels()} - {"simd", "reference"}:
@@ -382,7 +383,7 @@ def _laid_out(result: Tensor, place: Tensor) -> Tensor:
 
 
 def _activate_hook() -> None:
-    if not hasattr(attention, "register_flash_attention_impl"):  # an older torch
+    if not _HAS_HOOK:
         return
     _State.previous_hook = attention.current_flash_attention_impl()
     attention.register_flash_attention_impl("tilewise", register_fn=_Override)
@@ -390,7 +391,7 @@ def _activate_hook() -> None:
 
 
 def _restore_hook() -> None:
-    if not hasattr(attention, "register_flash_attention_impl"):
+    if not _HAS_HOOK:
         return
     if attention.current_flash_attention_impl() != "tilewise":
         return  # somebody activated another one since
