@@ -13,6 +13,7 @@ from conftest import leaf, lengths
 from tilewise import nn
 from tilewise.integrations import flash_attn, sdpa
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 SIZES = {
     "no batch": (0, 2, 3, 5),
@@ -73,8 +74,8 @@ def check_zero_gradients(call: Callable[..., Any], *tensors: Tensor) -> Any:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("size", SIZES)
 def test_attention_of_nothing_has_a_gradient(device: torch.device, size: str, door: str) -> None:
-    if door == "by torch's hook" and not sdpa._HAS_HOOK:
-        pytest.skip("this torch cannot undo its hook")
+    if door == "by torch's hook" and TorchVersion(torch.__version__) < (2, 11):
+        pytest.skip("torch 2.10 cannot undo its hook")  # so sdpa does not set it
     batch, heads, queries, keys = SIZES[size]
     q = leaf(batch, heads, queries, 8, device=device)
     k, v = (leaf(batch, heads, keys, 8, device=device) for _ in range(2))

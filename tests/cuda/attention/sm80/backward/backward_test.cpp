@@ -344,16 +344,22 @@ TEST_F(MmaBackward, SaysWhatItDoesNotTake) {
   EXPECT_NE(reason(few_rows).find("128 query rows"), std::string::npos);
 }
 
-// Problems that mma once took and got wrong: of a single key that a query sees, and of few rows in which one
-// key has nearly all the weight.
+// Problems that mma once took and got wrong: a single key that a query sees, few rows in which one key has
+// nearly all the weight, or few rows that dropout, a block mask or lengths leave few keys.
 TEST_F(MmaBackward, LeavesFewRowsOfOneKeyToOthers) {
   constexpr std::uint64_t seeds[] = {0x388495061eb06ce1, 0x962b1967c90789ba, 0x7bc42e82782acb92,
-                                     0xb19892fd50ff4222, 0x805fc0138b7a2a13, 0xcbbb9c27d23146b3};
-  for (const std::uint64_t seed : seeds) {
-    const RandomProblem problem = random_problem(seed);
+                                     0xb19892fd50ff4222, 0x805fc0138b7a2a13, 0xcbbb9c27d23146b3,
+                                     0xee979f2730a45df3, 0x9ba3f69655344a1c, 0xbb681d6c5327769f,
+                                     0x56befa6cdf4b947d, 0x1ced68e9e663901c};
+  // The same of the domain of mma, with gradients of a logit scale among them.
+  constexpr std::uint64_t mma_seeds[] = {0x7b2778808e600017, 0x9d0f0a32f70a9b34, 0xefb5c7f98332e5d6,
+                                         0x96e5c9afa18fd79d, 0x59deae7735fe3840};
+  const auto expect_left = [](const RandomProblem& problem) {
     EXPECT_NE(reason_against(problem, "mma", Pass::backward), "") << to_string(problem);
     EXPECT_EQ(reason_against(problem, "fused", Pass::backward), "") << to_string(problem);
-  }
+  };
+  for (const std::uint64_t seed : seeds) expect_left(random_problem(seed));
+  for (const std::uint64_t seed : mma_seeds) expect_left(random_mma_problem(seed));
 }
 
 }  // namespace
