@@ -77,9 +77,11 @@ struct AttentionProblem {
   bool usual_scale = true;
   bool aligned_mask = true;   ///< a mask's rows begin at multiples of 16 bytes and are contiguous
   bool f32_mask = false;      ///< the mask is additive and f32
+  bool key_mask = false;      ///< the mask is boolean, and all queries and heads of an entry share its row
   std::int64_t block_q = 0;   ///< of a block mask, at most length_q
   std::int64_t block_k = 0;   ///< likewise, at most length_k
   bool aligned_tiles = true;  ///< like aligned_mask, for the rows of a block mask's tiles
+  bool key_blocks = false;    ///< the block mask is one block, of which all queries share a row (padding)
   bool strict = false;        ///< f16 or bf16 must be as exact as f32 that is rounded at the end
   bool mask_in_rows = true;   ///< a mask's rows are contiguous or broadcast over the keys, with any alignment
   bool batch_invariant = false;  ///< the bits of a sequence may not depend on the others

@@ -475,10 +475,15 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   if (options.batch_invariant) set_facts_of_any_batch(inputs, call.band, problem);
   problem.mask_in_rows = !inputs.mask.given() || has_plain_rows(inputs.mask, problem.length_k);
   problem.f32_mask = inputs.mask.given() && inputs.mask.dtype == DType::f32;
+  problem.key_mask = problem.features.mask == MaskKind::boolean && call.mask.stride[1] == 0 &&
+                     call.mask.stride[2] == 0 && !options.batch_invariant;
   problem.block_q = call.blocks.block_q;
   problem.block_k = call.blocks.block_k;
   problem.aligned_tiles =
       !inputs.blocks.tiles.given() || has_boxes(inputs.blocks.tiles, inputs.blocks.block_k);
+  problem.key_blocks = inputs.blocks.given() && problem.block_q >= problem.length_q &&
+                       problem.block_k >= problem.length_k && call.blocks.tile_stride[1] == 0 &&
+                       (call.blocks.tile_stride[2] == 1 || problem.block_k == 1);
   problem.repeated_values = problem.length_k > 1 && call.v.stride_s == 0;
   problem.usual_scale = call.scale >= 1e-20;
   problem.queries = call.rows_q();

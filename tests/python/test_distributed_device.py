@@ -308,9 +308,10 @@ def assert_close(actual: Tensor, exact: Tensor, bound: Tensor) -> None:
 
 
 @pytest.fixture
-def world_of_one() -> Iterator[None]:
+def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")  # by itself NCCL does not take a machine without a network
     store = dist.HashStore()
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     yield
@@ -325,8 +326,8 @@ def test_a_world_of_one_with_nccl_is_attention(world_of_one: None, method: str, 
     leaves = [torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     cotangent = torch.randn_like(leaves[0])
 
-    def run(attend: Callable[..., Tensor], dtype: torch.dtype, **options: Any) -> list[Tensor]:
-        own = [x.to(dtype, copy=True).requires_grad_() for x in leaves]
+    def run(attend: Callable[..., Tensor], of: torch.dtype, **options: Any) -> list[Tensor]:
+        own = [x.to(of, copy=True).requires_grad_() for x in leaves]
         out = attend(*own, is_causal=True, **options)
         return [out.detach(), *torch.autograd.grad(out, own, cotangent.to(out.dtype))]
 

@@ -32,7 +32,8 @@ def test_a_dropout_of_1_leaves_nothing(device: torch.device, dtype: torch.dtype,
     mask = torch.zeros(q.shape[2], k.shape[2], device=device, requires_grad=True)
     out, lse = attention(q, k, v, mask, 1.0, enable_gqa=True, kernel=kernel, return_lse=True)
     _, expected = attention(q, k, v, mask, enable_gqa=True, kernel=kernel, return_lse=True)
-    assert not out.any() and torch.equal(lse, expected)
+    assert not out.any()
+    torch.testing.assert_close(lse, expected)  # the call without dropout may be another kernel's
     for gradient in torch.autograd.grad(out.float().square().sum() + out.float().sum(), (q, k, v, mask)):
         assert not gradient.any()
 

@@ -76,6 +76,8 @@ def check_zero_gradients(call: Callable[..., Any], *tensors: Tensor) -> Any:
 def test_attention_of_nothing_has_a_gradient(device: torch.device, size: str, door: str) -> None:
     if door == "by torch's hook" and TorchVersion(torch.__version__) < (2, 11):
         pytest.skip("torch 2.10 cannot undo its hook")  # so sdpa does not set it
+    if door == "by torch's hook" and size == "no heads" and device.type == "cuda":
+        pytest.skip("torch gives f32 without heads to a kernel of its own, whose backward asserts")
     batch, heads, queries, keys = SIZES[size]
     q = leaf(batch, heads, queries, 8, device=device)
     k, v = (leaf(batch, heads, keys, 8, device=device) for _ in range(2))

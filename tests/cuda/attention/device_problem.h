@@ -67,6 +67,47 @@ inline RandomProblem featured_problem(std::uint64_t seed, DType dtype, const Siz
   return p;
 }
 
+/// Padding of [B, Sk]: entries show their first keys, their last ones, a few in between, all of them, or
+/// none.
+inline Buffer padding_of(std::uint64_t seed, std::int64_t batch, std::int64_t keys) {
+  Buffer shown(DType::boolean, {batch, keys});
+  Random rng(seed);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t kind = (b + static_cast<std::int64_t>(seed)) % 5;
+    const std::int64_t cut = rng.between(1, keys);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const bool shows[] = {j < cut, j >= keys - cut, rng.chance(0.05), true, false};
+      shown.set({b, j}, shows[kind] ? 1 : 0);
+    }
+  }
+  return shown;
+}
+/// The same as a mask for all heads and queries.
+inline Buffer padding_mask_of(std::uint64_t seed, std::int64_t batch, std::int64_t keys) {
+  const Buffer shown = padding_of(seed, batch, keys);
+  Buffer mask(DType::boolean, {batch, 1, 1, keys});
+  mask.set_values(shown.values());
+  return mask;
+}
+/// The same as a block mask of one block for each entry, beside which there may be another mask.
+inline RandomBlocks padding_blocks_of(std::uint64_t seed, const RandomProblem& p) {
+  RandomBlocks blocks;
+  blocks.block_q = p.length_q;
+  blocks.block_k = p.length_k;
+  blocks.counts = Buffer(DType::i32, {p.batch, 1, 1});
+  blocks.indices = Buffer(DType::i32, {p.batch, 1, 1, 1});
+  blocks.tile_ids = Buffer(DType::i32, {p.batch, 1, 1, 1});
+  blocks.tiles = Buffer(DType::boolean, {p.batch, p.length_q, p.length_k}, {.expanded = {1}});
+  const Buffer shown = padding_of(seed, p.batch, p.length_k);
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    blocks.counts.set({b, 0, 0}, 1);
+    blocks.indices.set({b, 0, 0, 0}, 0);
+    blocks.tile_ids.set({b, 0, 0, 0}, static_cast<double>(b));
+    for (std::int64_t j = 0; j < p.length_k; ++j) blocks.tiles.set({b, 0, j}, shown.at(b, j));
+  }
+  return blocks;
+}
+
 inline AttentionGradients backward_arguments(const RandomProblem& problem, const OutputBuffers& outputs,
                                              const GradientBuffers& gradients) {
   return {.o = outputs.o.view(),

@@ -23,8 +23,10 @@ namespace {
 
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.mask != MaskKind::none) return "does not support a mask together with a block mask";
   if (problem.piece.wide_rows) return "needs o in the type of q with a block mask, got f32";
+  if (features.mask != MaskKind::none) {
+    return problem.key_blocks ? "" : "supports only padding as a block mask together with a mask";
+  }
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   if (features.dropout && dim > wgmma::most_dim_with_blocks_and_dropout) {
     return supports_up_to("head dims", wgmma::most_dim_with_blocks_and_dropout, dim,

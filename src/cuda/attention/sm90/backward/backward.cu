@@ -10,11 +10,7 @@ namespace {
 
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const Config& c = Configs::rows[row_of<Configs>(problem)];
-  const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
-    return block % tile == 0 || block >= all;
-  };
-  if (!suits(problem.block_q, problem.length_q, c.queries) ||
-      !suits(problem.block_k, problem.length_k, c.keys)) {
+  if (!suits_blocks(c, problem)) {
     return "needs mask blocks in multiples of " + std::to_string(c.queries) + " queries and " +
            std::to_string(c.keys) + " keys, or of the whole length, got " + std::to_string(problem.block_q) +
            " x " + std::to_string(problem.block_k);
@@ -28,7 +24,8 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
 std::string unsuited_features(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (features.logit_scale) return "backward does not support a logit scale";
-  if (is_general(problem) && (problem.piece.wide_rows || problem.piece.share_of_keys))
+  const bool plain = !is_general(problem) && !features.sinks && !features.block_mask && !problem.key_mask;
+  if (!plain && (problem.piece.wide_rows || problem.piece.share_of_keys))
     return "backward supports no features in pieces other than causal, window and lengths";
   if (features.mask != MaskKind::none && problem.layout == Layout::packed)
     return "does not support masks with packed sequences";

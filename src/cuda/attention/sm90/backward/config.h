@@ -15,8 +15,8 @@ struct Config {
   int dim = 0;           ///< head dim of Q and K, which are padded to it
   int dim_v = 0;         ///< head dim of V and dO, padded in the same way
   int queries = 0;       ///< queries of a tile: 64, or 128 at dim 64
-  bool general = false;  ///< takes softcap, ALiBi, masks and dropout
-  bool listed = false;   ///< also takes block masks, by lists of query blocks
+  bool general = false;  ///< takes softcap, ALiBi, masks and dropout; plain rows take sinks and padding
+  bool listed = false;   ///< takes block masks, by lists of query blocks
   int keys = 128;
   int q_stages = 2;
   int d_o_stages = 2;
@@ -32,6 +32,9 @@ struct Config {
   constexpr int threads() const { return consumer_threads + 32 * producer_warps; }
   /// General: the last producer warps draw dropout's random numbers.
   constexpr int dropout_warps() const { return producer_warps / 2; }
+  static constexpr int mask_warp = 3;  ///< the producer warp that loads masks and block masks' bits
+  /// Whether the producer publishes each tile in shared memory, rather than each consumer walking by itself.
+  constexpr bool published() const { return general || listed; }
   /// All threads of a CTA start with the same number of registers. Then consumers take what the producers
   /// give up.
   constexpr int consumer_registers() const {
@@ -103,15 +106,17 @@ struct Config {
   /// Values per row of queries: LSE, delta, and the general kernel's offset.
   constexpr int row_values() const { return general ? 3 : 2; }
   constexpr int barriers() const {
-    return 2 * (q_stages + d_o_stages) + 5 + (general ? 4 + 2 * most_mask_stages : 0) + (lagged() ? 4 : 0);
+    return 2 * (q_stages + d_o_stages) + 5 + (published() ? 2 * most_mask_stages : 0) + (general ? 4 : 0) +
+           (lagged() ? 4 : 0);
   }
   /// The most stages of a mask and of a block mask's bits. A call may have room for fewer (stages_of).
   static constexpr int most_mask_stages = 2;
   static constexpr int step_bytes = 32;  ///< at least the size of a Step and a Visible
+  static constexpr int word_bytes = 40;  ///< the size of Words
   /// Bytes of row values, barriers, Words and Steps, rounded up to the alignment of the mask behind them.
   constexpr int value_bytes() const {
-    return (row_values() * q_stages * queries * 4 + barriers() * 8 + (general ? 24 : 16) +
-            (general ? 2 * step_bytes : 0) + 1023) /
+    return (row_values() * q_stages * queries * 4 + barriers() * 8 + word_bytes +
+            (published() ? 2 * step_bytes : 0) + 1023) /
            1024 * 1024;
   }
   constexpr int seen_bytes() const { return listed ? kept_bytes() : 0; }  ///< a stage of a block mask's bits
@@ -130,7 +135,8 @@ struct Config {
   }
 };
 
-/// A call gets the first row of its kind (plain, general, listed) with enough dims.
+/// A call gets the first row of its kind (plain, general, listed) with enough dims. The last three take block
+/// masks with other features, and those whose blocks are too small for the tiles of plain calls.
 struct Configs {
   static constexpr Config rows[] = {
       {.dim = 64, .dim_v = 64, .queries = 128},
@@ -139,6 +145,9 @@ struct Configs {
       {.dim = 192, .dim_v = 128, .queries = 64, .keys = 64},
       {.dim = 192, .dim_v = 192, .queries = 64, .keys = 64},
       {.dim = 256, .dim_v = 256, .queries = 64, .keys = 64, .d_o_stages = 1, .preload = true},
+      {.dim = 64, .dim_v = 64, .queries = 128, .listed = true},
+      {.dim = 128, .dim_v = 128, .queries = 64, .listed = true, .turns = true, .preload = true},
+      {.dim = 256, .dim_v = 256, .queries = 64, .listed = true, .keys = 64, .d_o_stages = 1, .preload = true},
       {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .producer_warps = 8},
       {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .turns = true, .producer_warps = 8},
       {.dim = 256,
@@ -191,7 +200,7 @@ constexpr FeatureStages stages_of(const Config& c, int element_bytes, bool dropo
 }
 
 constexpr bool fits(const Config& c) {
-  if (!c.general) return c.shared_bytes() <= most_shared_bytes;
+  if (!c.general) return c.shared_bytes(Config::most_mask_stages * c.seen_bytes()) <= most_shared_bytes;
   // With a block mask there is no room for dropout beside a mask of f32.
   return stages_of(c, 4, !c.listed).mask > 0 && stages_of(c, 2, true).mask > 0;
 }

@@ -93,14 +93,51 @@ struct Consumer {
     commit_products();
   }
 
+  /// The element of S whose P is 0.
+  __device__ float hidden_score() const { return unit > 0 ? minus_infinity : -minus_infinity; }
   __device__ __forceinline__ void hide(Scores& s, const Visible& visible) const {
-    const float hidden = unit > 0 ? minus_infinity : -minus_infinity;
+    const float hidden = hidden_score();
 #pragma unroll
     for (int n = 0; n < c.own_queries() / 2; ++n) {
       const int key = place.first_key() + n % 4 / 2 * 8;
       const int r = place.first_query() + n / 4 * 8 + n % 2;
       if (key < r + visible.low || key >= r + visible.high || key >= walk.key_count) s[n] = hidden;
     }
+  }
+
+  /// Notes in shared memory which of the warp's keys padding hides, where there is any.
+  __device__ void note_hidden_keys() const {
+    if (params.key_mask.data == nullptr) return;
+    const int key = place.key + lane % 16;
+    const bool hides = key < walk.key_count && !params.key_mask.shows(walk.entry.b, walk.first_key + key);
+    const unsigned keys = __ballot_sync(~0u, hides);
+    if (lane == 0) shared.words->hidden_keys[warp] = static_cast<std::uint16_t>(keys);
+    __syncwarp();  // all lanes read it for each tile, so that it takes no register
+  }
+  __device__ __forceinline__ void hide_keys(Scores& s) const {
+    const unsigned keys = static_cast<volatile Words*>(shared.words)->hidden_keys[warp];
+    if (keys == 0) return;
+    const float hidden = hidden_score();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if ((keys >> (lane / 4 + 8 * half) & 1) == 0) continue;
+#pragma unroll
+      for (int n = 2 * half; n < c.own_queries() / 2; n += 4) s[n] = s[n + 1] = hidden;
+    }
+  }
+  /// Hides the pairs that a block mask's bits do not show.
+  __device__ __forceinline__ void hide_unseen(Scores& s, int q_stage) const {
+    const Step step = shared.steps[q_stage];  // read again, so that it takes no registers while products run
+    if (step.block < 0) return;
+    const StageOf at = mask_place<c>(params.score, step);
+    wait(shared.mask_full + at.stage, at.parity);
+    const float hidden = hidden_score();
+    const LanePlace<c> own(warp, lane_now());
+    for_each_seen_word<c>(params.score.blocks, shared.seen + at.stage * (c.seen_bytes() / 4), own,
+                          [&](int n, bool seen) {
+                            if (!seen) s[n] = hidden;
+                          });
+    arrive_once(shared.mask_empty + at.stage);
   }
 
   /// Replaces S by P, and rounds P.
@@ -319,10 +356,13 @@ struct Consumer {
   /// Computes P and dS of the tile whose products S and dP are in flight.
   __device__ __forceinline__ void compute_p_and_ds(Scores& s, Scores& dp, Fragments& p_rounded, Fragments& ds,
                                                    int tile, const At& at) const {
-    const Visible visible = Visible::of<c>(params.sizes, walk, tile);
+    const Visible visible =
+        c.listed ? shared.visible[at.q.stage()] : Visible::of<c>(params.sizes, walk, tile);
     wait_products<1>();  // S
     pin(s);
     if (!visible.all) hide(s, visible);
+    if (params.key_mask.data != nullptr) hide_keys(s);
+    if constexpr (c.listed) hide_unseen(s, at.q.stage());
     // With `turns`, the other consumer has its P and dS then.
     if constexpr (c.turns) sync_with_arrivals(first_turn + group);
     compute_p(s, shared.lse + at.q.stage() * c.queries + place.first_query(), p_rounded);
@@ -333,10 +373,9 @@ struct Consumer {
 
   /// The mainloop of the plain kernel, where each consumer has keys of its own. No product is in flight from
   /// one tile to the next: otherwise ptxas would serialize all products.
-  ///
   __device__ __forceinline__ void run_plain() {
-    const int count = (walk.end_tile - walk.first_tile) * params.sizes.own_heads();
-    if (count <= 0) return;
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.own_heads;
+    if (!c.listed && count <= 0) return;
     const int key_panel = c.dim > 64 ? group : 0, ds_panel = c.dq_by_queries() ? group : 0;
     // Stage and parity of dS of tile n. For n = −1 the wait for "full" returns at once.
     const auto ds_stage = [](int n) { return n & 1; };
@@ -345,22 +384,28 @@ struct Consumer {
     At at;
     Scores s, dp;
     DqPart dq;
-    int tile = walk.end_tile - 1;
-    wait_for_q(at, tile, true);
+    Step step{.tile = walk.end_tile - 1};
+    if constexpr (c.listed) {
+      if (!next_step(step, at)) return;
+    } else {
+      wait_for_q(at, step.tile, true);
+    }
     preload_lse(s, at);
     if (c.turns && group == 1) arrive_for_sync(first_turn);
+    int n = 0;
+    bool more = true;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n) {
-      const bool more = n + 1 < count;
+    for (; c.listed ? more : n < count; ++n) {
+      if constexpr (!c.listed) more = n + 1 < count;
       Fragments p_rounded, ds;
       start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
       start_dp(dp, at);
-      compute_p_and_ds(s, dp, p_rounded, ds, tile, at);
+      compute_p_and_ds(s, dp, p_rounded, ds, step.tile, at);
       wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
       store_fragments(ds_smem(n), ds);
       fence_async_proxy();
       arrive_once(shared.ds_full + ds_stage(n));
-      if (c.turns && (more || group == 0)) arrive_for_sync(first_turn + 1 - group);
+      if (c.turns && (c.listed || more || group == 0)) arrive_for_sync(first_turn + 1 - group);
       wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
       pin(p_rounded);
       pin(ds);
@@ -370,7 +415,7 @@ struct Consumer {
       start_gradient(dk, ds, q_smem(at), n > 0);
       At next = at;
       next.advance();
-      if (--tile < walk.first_tile) tile = walk.end_tile - 1;
+      if (--step.tile < walk.first_tile) step.tile = walk.end_tile - 1;
       wait_products<2>();  // dQ
       pin(dq);
       if (n > 0) {
@@ -379,7 +424,11 @@ struct Consumer {
       }
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
-      wait_for_q(next, tile, more);
+      if constexpr (c.listed) {
+        more = next_step(step, next);
+      } else {
+        wait_for_q(next, step.tile, more);
+      }
       preload_lse(s, next);
       wait_products<0>();  // dK
       arrive_once(shared.q_empty + at.q.stage());
@@ -389,31 +438,33 @@ struct Consumer {
       }
       at = next;
     }
-    wait(shared.ds_full + ds_stage(count - 1), ds_parity(count - 1));
+    // With lists, each consumer arrives once more than the other waits.
+    if (c.listed && c.turns && group == 0) sync_with_arrivals(first_turn);
+    wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
     fence_products();
-    start_dq(dq, ds_smem(count - 1), key_panel, ds_panel);
+    start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);
     wait_products<0>();
     pin(dq);
-    stage_dq(dq, count - 1);
+    stage_dq(dq, n - 1);
     fence_async_proxy();
     publish_dq();
   }
 
-  // The general kernel.
-
-  /// Waits for Q of the next tile and reads its Step. Returns false at the end of the walk.
+  /// Where tiles are published: waits for Q of the next tile and reads its Step. Returns false at the end of
+  /// the walk.
   __device__ __forceinline__ bool next_step(Step& step, const At& at) const {
     const int q = at.q.stage();
     wait(shared.q_full + q, at.q.parity());
     step = shared.steps[q];
     if (step.tile < 0) return false;
-    if (params.sizes.packed) {
+    if (!c.listed && params.sizes.packed) {  // packed sequences take no block masks
       wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
       clear_rows_past_end(q_smem(at), d_o_smem(at), step.tile);
     }
     return true;
   }
 
+  /// The mainloop of the general kernel, with the same schedule.
   __device__ __forceinline__ void run_features() {
     const int key_panel = c.dim > 64 ? group : 0, ds_part = c.dq_by_queries() ? group : 0;
     const auto ds_stage = [](int n) { return n & 1; };
@@ -498,8 +549,8 @@ struct Consumer {
   /// The mainloop where consumers split S and dP by queries, and dK, dV and dQ by dims (`wide`), with or
   /// without features.
   __device__ __forceinline__ void run_wide() {
-    const int count = (walk.end_tile - walk.first_tile) * params.sizes.own_heads();
-    if (!c.general && count <= 0) return;
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.own_heads;
+    if (!c.published() && count <= 0) return;
     constexpr int at_once = c.dq_panels_at_once(known == 1 ? 1 : 0), rounds = dq_panels / at_once;
     const int dq_panel = c.first_dq_panel(group);
     At at;
@@ -510,14 +561,14 @@ struct Consumer {
       for (int panel = 0; panel < at_once; ++panel) issue_dq(dq[panel], ds_smem, dq_panel + first + panel, 0);
       commit_products();
     };
-    int tile = walk.end_tile - 1;
-    Step step;
-    if constexpr (!c.general) {
-      wait_for_q(at, tile, true);
+    Step step{.tile = walk.end_tile - 1};
+    if constexpr (!c.published()) {
+      wait_for_q(at, step.tile, true);
       preload_lse(s, at);
     }
 #pragma unroll 1
-    for (int n = 0; c.general ? next_step(step, at) : n < count; ++n) {
+    for (int n = 0; c.published() ? next_step(step, at) : n < count; ++n) {
+      if constexpr (c.published()) preload_lse(s, at);
       std::byte* p_smem = shared.p + n % c.ds_stages * c.ds_bytes();
       std::byte* ds_smem = shared.ds + n % c.ds_stages * c.ds_bytes();
       Fragments p_rounded, ds;
@@ -534,14 +585,14 @@ struct Consumer {
         const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
         compute_ds_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
       } else {
-        compute_p_and_ds(s, dp, p_rounded, ds, tile, at);
+        compute_p_and_ds(s, dp, p_rounded, ds, step.tile, at);
         store_fragments(p_smem, p_rounded);
       }
       store_fragments(ds_smem, ds);
       fence_async_proxy();
       At next = at;
       next.advance();
-      if (--tile < walk.first_tile) tile = walk.end_tile - 1;
+      if (--step.tile < walk.first_tile) step.tile = walk.end_tile - 1;
       // P and dS of both consumers are stored. Both have completed the products of the previous tile, whose
       // stage the next tile overwrites.
       sync_some<both_consumers, c.consumer_threads>();
@@ -551,8 +602,8 @@ struct Consumer {
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
       start_wide_gradient(dk, ds_smem, q_smem(at), c.first_dk_panel(group), n > 0);
-      if constexpr (!c.general) {
-        wait_for_q(next, tile, n + 1 < count);
+      if constexpr (!c.published()) {
+        wait_for_q(next, step.tile, n + 1 < count);
         preload_lse(s, next);
       }
       wait_products<1>();  // dQ
@@ -584,6 +635,7 @@ struct Consumer {
     for (int n = 0; n < dk_dims / 2; ++n) dk[n] = 0;
 #pragma unroll
     for (int n = 0; n < dv_dims / 2; ++n) dv[n] = 0;
+    if constexpr (!c.general) note_hidden_keys();
     if constexpr (c.wide()) {
       run_wide();
     } else if constexpr (c.general) {

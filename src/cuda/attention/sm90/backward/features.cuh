@@ -15,7 +15,8 @@
 
 namespace tilewise::cuda::wgmma_backward {
 
-// The features of the general kernel: softcap, ALiBi, masks with their gradient, block masks and dropout.
+// The features of the general kernel: softcap, ALiBi, masks with their gradient and dropout. Block masks,
+// which the plain kernel takes, too.
 //
 // A mask is loaded by TMA, like Q: 64 queries x 128 keys, in swizzled boxes of 128 bytes of keys. Producer
 // warps draw dropout's random numbers, so consumers read only a bit per pair.
@@ -40,7 +41,7 @@ __device__ __forceinline__ void for_each_tile(const TileParams& params, const Wa
   const Sizes& sizes = params.sizes;
   Step step{.block = block_full};
 #pragma unroll 1
-  for (int head = 0; head < sizes.own_heads(); ++head) {
+  for (int head = 0; head < sizes.own_heads; ++head) {
     step.head_q = walk.first_head_q(sizes) + head;
     if constexpr (c.listed) {
       const BlockLists& blocks = params.score.blocks;
@@ -382,6 +383,25 @@ __device__ __forceinline__ std::uint32_t seen_pairs(const BlockLists& blocks, co
   if (!blocks.one_row) return kept_pairs<c>(seen_smem, place);
   const std::uint32_t keys = seen_smem[place.key / 32] >> place.first_key() % 32;
   return ((keys & 1) * 3 | (keys >> 8 & 1) * 12) * 0x11111111u;
+}
+
+/// Calls take(n, bit) for each of the lane's pairs, with a block mask's bit of it. It has words in registers
+/// for eight queries at a time, and a lane may have more than 32 pairs.
+template <Config c, typename Take>
+__device__ __forceinline__ void for_each_seen_word(const BlockLists& blocks, const std::uint32_t* seen_smem,
+                                                   const LanePlace<c>& place, const Take& take) {
+  const int first = place.first_key() % 32;
+  const std::uint32_t* words = seen_smem + place.key / 32 * (blocks.one_row ? 1 : c.queries) +
+                               (blocks.one_row ? 0 : place.first_query());
+#pragma unroll
+  for (int j = 0; j < c.own_queries() / 8; ++j) {
+    const uint2 queries =
+        blocks.one_row ? uint2{words[0], words[0]} : *reinterpret_cast<const uint2*>(words + 8 * j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      take(4 * j + e, ((e % 2 == 0 ? queries.x : queries.y) >> (first + e / 2 * 8) & 1) != 0);
+    }
+  }
 }
 
 /// Stores the mask's gradient: dS before rounding.

@@ -27,6 +27,14 @@ __device__ __forceinline__ void consume(const TileParams& params, const Shared<c
   consumer.store_gradients();
 }
 
+/// Whether padding hides all keys of a CTA. Called by whole warps.
+__device__ __forceinline__ bool hides_all_keys(const KeyMask& mask, const Walk& walk) {
+  bool shows = false;
+  for (int key = static_cast<int>(threadIdx.x) % 32; key < walk.key_count; key += 32)
+    shows |= mask.shows(walk.entry.b, walk.first_key + key);
+  return !__any_sync(~0u, shows);
+}
+
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     tile_kernel(const __grid_constant__ TileParams params) {
@@ -50,8 +58,14 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   }
   let_next_kernel_start();
   __syncthreads();  // barriers and words are initialised; the last barrier of the whole CTA
-  const Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
+  Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
   if (params.sizes.packed && walk.key_count == 0) return;  // no sequence owns the keys
+  if constexpr (!c.general) {
+    // Padding hides all of the keys: there is nothing to add, unless other CTAs wait for their turn after
+    // this.
+    if (params.key_mask.data != nullptr && !counted && hides_all_keys(params.key_mask, walk))
+      walk.first_tile = walk.end_tile = 0;
+  }
   if (threadIdx.x >= c.consumer_threads) {
     keep_registers<c.producer_registers>();
     load_keys<c>(params, shared, walk);
@@ -59,12 +73,15 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     const bool first_lane = threadIdx.x % 32 == 0;
     if constexpr (c.general) {
       constexpr int first_dropout = c.producer_warps - c.dropout_warps();
+      static_assert(first_dropout > c.mask_warp);
       if (warp >= first_dropout) {
         if (params.score.dropout)
           draw_dropout<c>(params, shared, walk, warp - first_dropout, c.dropout_warps());
         return;
       }
-      if (warp == first_dropout - 1) {
+    }
+    if constexpr (c.published()) {
+      if (warp == c.mask_warp) {
         if (first_lane && params.score.has_masks()) {
           wait_for_previous_kernel();  // an earlier kernel of this call may write the aligned mask
           load_masks<c>(params, shared, walk);

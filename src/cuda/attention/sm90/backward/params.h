@@ -44,9 +44,17 @@ struct Sizes {
   Indices key_lengths;  ///< [B], or null
   bool packed;
   Starts starts_q, starts_k;  ///< of packed sequences
+  int own_heads;              ///< query heads of a CTA
+};
 
-  /// Query heads of a CTA.
-  constexpr int own_heads() const { return group / splits.heads; }
+/// Padding: a boolean mask of which all queries and heads of an entry share a row. Data is null without one.
+struct KeyMask {
+  const std::byte* data = nullptr;
+  std::int64_t stride_b = 0, stride_k = 0;
+
+  constexpr bool shows(std::int64_t b, std::int64_t key) const {
+    return data[b * stride_b + key * stride_k] != std::byte{0};
+  }
 };
 
 struct DeltaParams {
@@ -126,6 +134,7 @@ struct ScoreParams {
 struct TileParams {
   CUtensorMap q, k, v, d_o, mask;
   Sizes sizes;
+  KeyMask key_mask;     ///< of the plain kernel
   Rows k_rows, v_rows;  ///< for tiles that end at a key length or a sequence's end, which TMA does not know
   Rows dk, dv;
   Workspace workspace;
@@ -178,6 +187,7 @@ struct JoinParams {
 
 struct SinkParams {
   Sizes sizes;
+  float unit;  ///< see exponent_unit()
   HeadValues sinks;
   float* dsinks;
   std::int64_t stride;

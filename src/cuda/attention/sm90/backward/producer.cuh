@@ -60,8 +60,9 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
   if (thread == 0) arrive(shared.keys_full);
 }
 
-/// Loads Q, dO and the values of their rows, tile by tile. Called by one thread. With features it publishes
-/// each tile as a Step in shared memory, since consumers have too few registers to find the tiles themselves.
+/// Loads Q, dO and the values of their rows, tile by tile. Called by one thread. With features and block
+/// masks it publishes each tile as a Step in shared memory, since consumers have too few registers to find
+/// the tiles themselves.
 template <Config c>
 __device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const Workspace& workspace = params.workspace;
@@ -82,7 +83,7 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
       }
     };
     const int q = q_at.stage(), d_o = d_o_at.stage();
-    if constexpr (c.general) {
+    if constexpr (c.published()) {
       wait(shared.q_empty + q, q_at.parity() ^ 1);
       shared.steps[q] = step;
       shared.visible[q] = Visible::of<c>(params.sizes, walk, tile);
@@ -100,7 +101,7 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
     q_at.advance();
     d_o_at.advance();
   });
-  if constexpr (c.general) {  // publish the end of the walk
+  if constexpr (c.published()) {  // the end of the walk, too
     wait(shared.q_empty + q_at.stage(), q_at.parity() ^ 1);
     shared.steps[q_at.stage()].tile = -1;
     arrive(shared.q_full + q_at.stage());

@@ -33,59 +33,63 @@ __device__ inline std::int64_t query_tiles(const Sizes& sizes, const Workspace& 
 }
 
 /// Computes the values of all rows, padding included, with 8 to 32 lanes per row. Also clears dQ's sums and
-/// the counters.
+/// the counters. A CTA takes a query tile at a time, and all its loads of O and dO are under way at once.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constant__ DeltaParams params) {
   constexpr Config c = Table::rows[row];
   constexpr int lanes = c.dim_v > 128 ? 32 : c.dim_v > 64 ? 16 : 8;
+  constexpr int at_once = row_threads / lanes, parts = c.queries / at_once;
   wait_for_previous_kernel();
   let_next_kernel_start();
   const Sizes& sizes = params.sizes;
   const Workspace& workspace = params.workspace;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % lanes;
+  const bool reads = !params.delta.wanted && lane * 8 < sizes.dim_v;
   const std::int64_t tiles = query_tiles(sizes, workspace);
-  const std::int64_t thread = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
-  const std::int64_t threads = std::int64_t{gridDim.x} * row_threads;
-  if (workspace.dq != nullptr) {
-    auto* dq = reinterpret_cast<float4*>(workspace.dq);
-    for (std::int64_t n = thread; n < tiles * c.queries * (c.dim / 4); n += threads) dq[n] = {};
-  }
-  if (workspace.ticket != nullptr) {
-    if (thread == 0) *workspace.ticket = 0;
-    for (std::int64_t n = thread; n < tiles * c.dq_chunks(); n += threads) workspace.added[n] = 0;
-  }
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  const std::int64_t count = tiles * c.queries;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * (row_threads / lanes); first < count;
-       first += threads / lanes) {
-    const std::int64_t index = first + threadIdx.x / lanes;
-    const bool inside = index < count;
-    const QueryTile<c.queries> tile(sizes, workspace.tiles,
-                                    inside ? static_cast<std::uint32_t>(index / c.queries) : 0);
-    const int s = tile.first_query() + static_cast<int>(index % c.queries);
-    const bool valid = inside && index % c.queries < tile.count();
-    const auto at = [&](const Rows& of) {
-      return of.at(tile.entry.place, tile.head_q, tile.entry.first_q + s);
+  for (std::int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
+    if (workspace.dq != nullptr) {
+      auto* dq = reinterpret_cast<float4*>(workspace.dq + number * (c.dim * c.queries));
+      for (int n = thread; n < c.dim * c.queries / 4; n += row_threads) dq[n] = {};
+    }
+    if (workspace.ticket != nullptr) {
+      if (number == 0 && thread == 0) *workspace.ticket = 0;
+      for (int n = thread; n < c.dq_chunks(); n += row_threads)
+        workspace.added[number * c.dq_chunks() + n] = 0;
+    }
+    const QueryTile<c.queries> tile(sizes, workspace.tiles, static_cast<std::uint32_t>(number));
+    const int count = tile.count();
+    const auto at = [&](const Rows& of, int r) {
+      return of.at(tile.entry.place, tile.head_q, tile.entry.first_q + tile.first_query() + r);
     };
-    float sum = 0;
-    if (valid && !params.delta.wanted && lane * 8 < sizes.dim_v) {
-      const auto eight = [&](const Rows& of) { return *reinterpret_cast<const uint4*>(at(of) + lane * 16); };
-      sum = dot_of_eight<T>(eight(params.o), eight(params.d_o));
+    const auto value = [&](const Rows& of, int r) { return *reinterpret_cast<const float*>(at(of, r)); };
+    uint4 o[parts] = {}, d_o[parts] = {};
+    float lse[parts];
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int r = part * at_once + thread / lanes;
+      lse[part] = r < count ? value(params.lse, r) : minus_infinity;
+      if (!reads || r >= count) continue;
+      o[part] = *reinterpret_cast<const uint4*>(at(params.o, r) + lane * 16);
+      d_o[part] = *reinterpret_cast<const uint4*>(at(params.d_o, r) + lane * 16);
     }
 #pragma unroll
-    for (int other = lanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    if (lane != 0 || !inside) continue;
-    float lse = minus_infinity, d_lse = 0;
-    if (valid) {
-      lse = *reinterpret_cast<const float*>(at(params.lse));
-      if (params.delta.wanted) sum = *reinterpret_cast<const float*>(at(params.delta));
-      if (params.d_lse.wanted) d_lse = *reinterpret_cast<const float*>(at(params.d_lse));
+    for (int part = 0; part < parts; ++part) {
+      const int r = part * at_once + thread / lanes;
+      float delta = dot_of_eight<T>(o[part], d_o[part]);
+#pragma unroll
+      for (int other = lanes / 2; other > 0; other /= 2) delta += __shfl_xor_sync(~0u, delta, other);
+      if (lane != 0) continue;
+      if (r < count && params.delta.wanted) delta = value(params.delta, r);
+      if (r < count && params.d_lse.wanted) delta -= value(params.d_lse, r);
+      const bool empty = lse[part] == minus_infinity;
+      const float factor = c.general ? 1.0f : c.preload ? -1.0f / params.score_scale : log2e;
+      const float none = c.preload && params.score_scale > 0 ? minus_infinity : -minus_infinity;
+      const std::int64_t index = number * c.queries + r;
+      workspace.lse[index] = empty ? none : lse[part] * factor;
+      workspace.delta[index] = empty ? 0.0f : delta;
+      if constexpr (c.general) workspace.offset[index] = 0;
     }
-    const bool empty = lse == minus_infinity;
-    const float factor = c.general ? 1.0f : c.preload ? -1.0f / params.score_scale : log2e;
-    const float none = c.preload && params.score_scale > 0 ? minus_infinity : -minus_infinity;
-    workspace.lse[index] = empty ? none : lse * factor;
-    workspace.delta[index] = empty ? 0.0f : sum - d_lse;
-    if constexpr (c.general) workspace.offset[index] = 0;
   }
 }
 
@@ -206,7 +210,10 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
   for (int b = 0; b < (sizes.packed ? 1 : sizes.batch); ++b) {
     const std::int64_t first = (std::int64_t{b} * sizes.heads_q + head) * count;
     for (std::int64_t n = first + thread; n < first + count; n += row_threads) {
-      const float weight = exp2f(fmaf(sink - workspace.lse[n], log2e, workspace.offset[n]));
+      const float lse = workspace.lse[n];  // see Workspace
+      const float weight = c.general   ? exp2f(fmaf(sink - lse, log2e, workspace.offset[n]))
+                           : c.preload ? exp2f(fmaf(sink, log2e, lse * params.unit))
+                                       : exp2f(fmaf(sink, log2e, -lse));
       sum -= static_cast<double>(weight * workspace.delta[n]);
     }
   }

@@ -18,19 +18,34 @@ namespace tilewise::cuda::wgmma_backward {
 
 // The launches of backward: delta, tiles and dQ, and more with features.
 
+/// Whether a call needs the general kernel. Sinks, which join after the last key, and padding do not.
 inline bool is_general(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  return features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
-         features.sinks || features.block_mask;
+  return (features.mask != MaskKind::none && !problem.key_mask) || features.dropout || features.softcap ||
+         features.alibi;
+}
+
+/// Whether the blocks of a block mask are made of a row's tiles.
+inline bool suits_blocks(const Config& c, const AttentionProblem& problem) {
+  const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
+    return block % tile == 0 || block >= all;
+  };
+  return suits(problem.block_q, problem.length_q, c.queries) &&
+         suits(problem.block_k, problem.length_k, c.keys);
 }
 
 /// The row of a table that takes a problem.
 template <typename Table>
 int row_of(const AttentionProblem& problem) {
-  const bool listed = problem.features.block_mask, general = is_general(problem);
-  const auto* row = std::ranges::find_if(Table::rows, [&](const Config& c) {
-    return c.general == general && c.listed == listed && problem.dim_qk <= c.dim && problem.dim_v <= c.dim_v;
-  });
+  const auto takes = [&](const Config& c, bool general) {
+    return c.general == general && c.listed == problem.features.block_mask && problem.dim_qk <= c.dim &&
+           problem.dim_v <= c.dim_v;
+  };
+  const auto found = [&](bool general) {
+    return std::ranges::find_if(Table::rows, [&](const Config& c) { return takes(c, general); });
+  };
+  const auto* row = found(is_general(problem));
+  if (problem.features.block_mask && !suits_blocks(*row, problem)) row = found(true);
   return static_cast<int>(row - std::begin(Table::rows));
 }
 
@@ -52,7 +67,8 @@ inline Sizes sizes_of(const AttentionCall& call, const Splits& splits) {
           .key_lengths = call.key_lengths,
           .packed = call.packed(),
           .starts_q = call.starts_q(),
-          .starts_k = call.starts_k()};
+          .starts_k = call.starts_k(),
+          .own_heads = whole(call.group()) / splits.heads};
 }
 
 inline std::int64_t entries_of(const AttentionCall& call) { return call.packed() ? 1 : call.problem.batch; }
@@ -95,10 +111,10 @@ inline Workspace workspace_of(const AttentionCall& call, const Config& c, const 
 
 /// The mask in a form that TMA can read: the mask itself, or memory for a copy whose rows start at multiples
 /// of 16 bytes. Dimensions along which the mask is broadcast have extent 1 in the copy.
-inline MaskView aligned_mask_of(const AttentionCall& call, Arena& arena) {
+inline MaskView aligned_mask_of(const AttentionCall& call, const Config& c, Arena& arena) {
   const AttentionProblem& problem = call.problem;
   MaskView mask = call.mask;
-  if (problem.features.mask == MaskKind::none || problem.aligned_mask) return mask;
+  if (!c.general || problem.features.mask == MaskKind::none || problem.aligned_mask) return mask;
   const auto size = static_cast<std::int64_t>(size_of(mask.dtype));
   for (int n = 0; n < 3; ++n) {
     if (mask.stride[n] == 0) mask.extent[n] = 1;
@@ -225,7 +241,7 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64
 }
 
 inline FeatureStages stages_of(const Config& c, const AttentionProblem& problem) {
-  const MaskKind mask = problem.features.mask;
+  const MaskKind mask = c.general ? problem.features.mask : MaskKind::none;
   const int element_bytes = mask == MaskKind::none      ? 0
                             : mask == MaskKind::boolean ? 1
                             : problem.f32_mask          ? 4
@@ -248,6 +264,7 @@ inline ScoreParams score_of_call(const AttentionCall& call, const Config& c, con
                     .kept = call.dropout,
                     .dmask = {},
                     .blocks = {}};
+  if (!c.general) return score;
   if (features.mask == MaskKind::boolean) score.mask = MaskForm::boolean;
   if (features.mask == MaskKind::additive) {
     score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
@@ -283,7 +300,7 @@ void run(const AttentionCall& call, const Splits& splits, const Context& context
   const Workspace workspace = workspace_of(call, c, splits, arena);
   const BlockLists blocks = block_lists_of(call, c, arena);
   const DmaskPlan dmask = dmask_plan_of(call, c, workspace.tiles, arena);
-  const MaskView mask = aligned_mask_of(call, arena);
+  const MaskView mask = aligned_mask_of(call, c, arena);
   const Sizes sizes = sizes_of(call, splits);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
@@ -314,7 +331,7 @@ void run(const AttentionCall& call, const Splits& splits, const Context& context
     }
   }
   launch<delta_kernel<T, Table, row>>(
-      start("tilewise wgmma backward, delta", std::min(query_tiles * c.queries / 16, most_ctas)),
+      start("tilewise wgmma backward, delta", std::min(query_tiles, most_ctas)),
       DeltaParams{.sizes = sizes,
                   .o = call.o,
                   .d_o = call.d_o,
@@ -358,6 +375,7 @@ void run(const AttentionCall& call, const Splits& splits, const Context& context
                     .d_o = map_queries(call.d_o, problem.dim_v),
                     .mask = {},
                     .sizes = sizes,
+                    .key_mask = {},
                     .k_rows = call.k,
                     .v_rows = call.v,
                     .dk = split_rows(call.dk, workspace.dk, problem.dim_qk),
@@ -368,8 +386,12 @@ void run(const AttentionCall& call, const Splits& splits, const Context& context
                     .dv_scale = features.dropout ? call.dropout.keep_scale : 1.0f,
                     .wants_dq = call.dq.wanted,
                     .score = {}};
+  if constexpr (!c.general) {
+    if (features.mask != MaskKind::none)
+      params.key_mask = {call.mask.data, call.mask.stride[0], call.mask.stride[3]};
+  }
   std::size_t shared_bytes = c.shared_bytes();
-  if constexpr (c.general) {
+  if constexpr (c.published()) {
     params.score = score_of_call(call, c, mask);
     const ScoreParams& score = params.score;
     params.score.blocks = blocks;
@@ -436,12 +458,11 @@ void run(const AttentionCall& call, const Splits& splits, const Context& context
       }
     }
   }
-  if constexpr (c.general) {
-    if (call.dsinks != nullptr) {
-      launch<sink_kernel<Table, row>>(start("tilewise wgmma backward, sinks", problem.heads_q),
-                                      SinkParams{sizes, call.sinks, reinterpret_cast<float*>(call.dsinks),
-                                                 call.dsinks_stride, workspace});
-    }
+  if (call.dsinks != nullptr) {
+    launch<sink_kernel<Table, row>>(
+        start("tilewise wgmma backward, sinks", problem.heads_q),
+        SinkParams{sizes, exponent_unit(scale), call.sinks, reinterpret_cast<float*>(call.dsinks),
+                   call.dsinks_stride, workspace});
   }
   if (call.packed()) simt::clear_unused_gradients(call, stream);
 }
@@ -453,7 +474,7 @@ std::size_t workspace_bytes(const AttentionCall& call) {
   const Workspace workspace = workspace_of(call, c, splits_of(call.problem, c), arena);
   block_lists_of(call, c, arena);
   dmask_plan_of(call, c, workspace.tiles, arena);
-  aligned_mask_of(call, arena);
+  aligned_mask_of(call, c, arena);
   return arena.used();
 }
 

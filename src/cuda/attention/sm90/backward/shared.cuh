@@ -32,7 +32,10 @@ struct Words {
   // have too few registers to keep them.
   std::uint32_t key_low, key_high, stream;
   int first_key, first_head;
+  /// Plain, with padding: the keys that it hides, a bit for each of the 16 keys of a consumer warp.
+  std::uint16_t hidden_keys[Config::consumer_warps];
 };
+static_assert(sizeof(Words) == Config::word_bytes);
 
 /// A CTA's shared memory. Buffers of TMA and wgmma have an alignment of 1024 bytes.
 ///
@@ -76,8 +79,8 @@ struct Shared {
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
   Words* words;
-  Step* steps;       ///< general: [q_stages], the tile whose Q is in the stage
-  Visible* visible;  ///< general: [q_stages], the keys that its queries see
+  Step* steps;       ///< published: [q_stages], the tile whose Q is in the stage
+  Visible* visible;  ///< published: [q_stages], the keys that its queries see
 
   /// `mask_bytes` and `seen_bytes` count all stages.
   __device__ Shared(std::byte* first, int mask_bytes, int seen_bytes)
@@ -132,11 +135,13 @@ struct Shared {
         init_barrier(ds_empty + n, c.consumer_warps);
       }
     }
-    if constexpr (c.general) {
+    if constexpr (c.published()) {
       for (int n = 0; n < c.most_mask_stages; ++n) {
         init_barrier(mask_full + n, 1);
         init_barrier(mask_empty + n, c.consumer_warps);
       }
+    }
+    if constexpr (c.general) {
       for (int n = 0; n < 2; ++n) {
         init_barrier(kept_full + n, dropout_warps);
         init_barrier(kept_empty + n, c.consumer_warps);

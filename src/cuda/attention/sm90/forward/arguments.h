@@ -170,6 +170,28 @@ struct MaskArguments {
   }
 };
 
+/// Padding: keys of an entry that all queries see, or none does. It is either the mask itself, of which
+/// `first` is the first element; or a block mask beside another mask, with one block and one row for all
+/// queries (`listed`), whose row of an entry and head follows from its lists.
+struct PaddingArguments {
+  const std::byte* first = nullptr;
+  std::int64_t stride_b = 0;  ///< in bytes
+  int stride_k = 0;           ///< 1, or 0 if all keys share an element
+  bool listed = false;
+
+  constexpr bool given() const { return first != nullptr || listed; }
+
+  static PaddingArguments of(const AttentionCall& call) {
+    const AttentionProblem& problem = call.problem;
+    if (problem.features.mask == MaskKind::none) return {};
+    if (problem.features.block_mask) return {.stride_k = 1, .listed = true};
+    if (!problem.key_mask) return {};
+    return {.first = call.mask.data,
+            .stride_b = call.mask.stride[0],
+            .stride_k = static_cast<int>(call.mask.stride[3])};
+  }
+};
+
 /// A mask whose rows TMA cannot copy in boxes: odd_mask.cuh.
 struct OddMask {
   std::uintptr_t data = 0;                                ///< 0: there is none
@@ -250,6 +272,7 @@ struct ForwardArguments {
   DecodeArguments decode;
   MaskArguments mask;
   BlockArguments blocks;
+  PaddingArguments padding;
 };
 /// The parameters of rows that are `combined`.
 struct CombinedArguments : ForwardArguments {

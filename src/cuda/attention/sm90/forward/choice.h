@@ -28,14 +28,16 @@ inline bool masked(const AttentionCall& call) {
 /// Whether the call has a mask or dropout that needs CombinedForward, because MaskedForward does not take it.
 inline bool combined(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.block_mask || (features.mask == MaskKind::none && !features.dropout)) return false;
-  return problem.layout == Layout::packed || features.key_lengths || features.sinks || features.softcap ||
-         features.alibi || features.logit_scale || !problem.aligned_mask ||
+  if (features.mask == MaskKind::none && (features.block_mask || !features.dropout)) return false;
+  return features.block_mask || problem.layout == Layout::packed || features.key_lengths || features.sinks ||
+         features.softcap || features.alibi || features.logit_scale || !problem.aligned_mask ||
          std::max(problem.dim_qk, problem.dim_v) > most_dim_with_mask;
 }
 
-/// Whether a block mask lists the keys, for which there are kernels, too.
-inline bool listed(const AttentionCall& call) { return call.problem.features.block_mask; }
+/// Whether a block mask lists the keys, for which there are kernels, too. Beside another mask it is padding.
+inline bool listed(const AttentionCall& call) {
+  return call.problem.features.block_mask && call.problem.features.mask == MaskKind::none;
+}
 
 /// Whether such a call also has other features than scale, causal and window.
 inline bool listed_with_more(const AttentionCall& call) {

@@ -39,8 +39,9 @@ struct Consumer {
   Probabilities<c> p;
   Output<c> o;
   Softmax<c> softmax;
-  KeptScores kept;  ///< elements of P that dropout keeps
-  int listed;       ///< the K tile of S, as the loader gave it, where a block mask lists them
+  KeptScores kept;                 ///< elements of P that dropout keeps
+  std::byte padding[c.keys / 32];  ///< of keys n + lane, where padding comes beside a mask
+  int listed;                      ///< the K tile of S, as the loader gave it, where a block mask lists them
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -216,6 +217,37 @@ struct Consumer {
       draw_kept<c>(kept, arguments.mask.dropout, static_cast<std::uint32_t>(head), row, n * c.keys);
     }
   }
+  /// Loads the padding of K tile n, if there is any beside the mask.
+  __device__ __forceinline__ void load_padding(int n) {
+    if constexpr (c.combined()) {
+      const std::byte* row = barriers.padding[item.stage()];
+      if (row == nullptr) return;
+      const int length_k = band_of(item).length_k, first = n * c.keys + lane_now();
+#pragma unroll
+      for (int part = 0; part < c.keys / 32; ++part) {
+        const int key = first + 32 * part;
+        padding[part] = key < length_k ? row[key * arguments.padding.stride_k] : std::byte{0};
+      }
+    }
+  }
+  /// Hides the keys that it does not show.
+  __device__ __forceinline__ void hide_padding() {
+    if constexpr (c.combined()) {
+      if (barriers.padding[item.stage()] == nullptr) return;
+      static_assert(c.keys <= 128);
+      std::uint32_t own = 0;  // the lane's columns, in the order of a row of S
+      const int first = lane_now() % 4 * 2;
+#pragma unroll
+      for (int part = 0; part < c.keys / 32; ++part) {
+        // From two bits of every eight to two bits of every two.
+        std::uint32_t two = __ballot_sync(~0u, padding[part] != std::byte{0}) >> first & 0x03030303u;
+        two = (two | two >> 6) & 0x000F000Fu;
+        own |= ((two | two >> 12) & 0xFFu) << (8 * part);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) show<c, c.keys>(s, half, [=](int) { return own; });
+    }
+  }
   /// Applies the mask to S, once its tile has arrived.
   __device__ __forceinline__ void take_mask() {
     if constexpr (c.mask_tiles()) {
@@ -280,6 +312,7 @@ struct Consumer {
                            row + band.length_k - band.length_q - key);
     }
     take_mask();
+    hide_padding();
     if (n >= own.whole.last) hide_after<c>(s, band, row, 0, key);
     if (n < own.whole.first) hide_before<c>(s, band, row, 0, key);
   }
@@ -357,6 +390,7 @@ struct Consumer {
   __device__ __forceinline__ void exponentiate_first(const Work& at) {
     take_scores(at, at.seen.last - 1);
     draw(c.blocks ? listed / 2 : at.seen.last - 1);
+    load_padding(at.seen.last - 1);
     exponentiate_first_scores(at);
     if (may_release_late(tiles_before())) skip_values(tiles_before());
     if constexpr (c.general) {
@@ -395,6 +429,7 @@ struct Consumer {
       } else {
         draw(n);
       }
+      load_padding(n);
       wait_products<1>();  // S is complete
       take_scores(at, n);
       finish_scores(at, n);

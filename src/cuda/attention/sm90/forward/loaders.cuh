@@ -52,10 +52,17 @@ __device__ __forceinline__ void load_queries_of_item(const ForwardArguments& arg
   }
 }
 
+/// Whether the loaders can find the CTA's first item by themselves. Only the scheduler reads entries, lists
+/// and padding from memory.
+template <ForwardConfig c>
+__device__ __forceinline__ bool knows_first_item(const ForwardArguments& arguments) {
+  return !c.general && !c.blocks && !(c.masked && arguments.padding.given());
+}
+
 /// Finds the CTA's first item, in the warp that loads K. False if nothing is to be loaded for it.
 template <ForwardConfig c>
 __device__ __forceinline__ bool find_first_item(const ForwardArguments& arguments, WorkItem& item) {
-  if (c.general || c.blocks) return false;  // only the scheduler reads entries and lists from memory
+  if (!knows_first_item<c>(arguments)) return false;
   if (!find_item<c>(arguments, static_cast<int>(blockIdx.x), item)) return false;
   item.loaded = key_tiles_of<c>(arguments, item);
   return item.loaded.count() > 0;
@@ -93,7 +100,7 @@ template <ForwardConfig c>
 __device__ __forceinline__ void load_queries(const ForwardArguments& arguments, const CUtensorMap& map,
                                              const SharedMemory<c>& shared) {
   Ring<c.q_stages> ring;
-  bool first_loaded = !c.general && !c.blocks;  // for the first item, if it has anything to load
+  bool first_loaded = knows_first_item<c>(arguments);  // for the first item, if it has anything to load
   for_each_item<c>(shared, [&](const WorkItem& item) {
     int w = 0;
     if (first_loaded && item.loaded.count() > 0) {

@@ -60,9 +60,17 @@ struct alignas(16) ListedTiles<c, true> {
   int listed[4];
 };
 
+/// The first byte of each published item's row of padding, or null where there is none.
+template <ForwardConfig c, bool combined = c.combined()>
+struct PaddingRows {};
+template <ForwardConfig c>
+struct PaddingRows<c, true> {
+  const std::byte* padding[c.work_stages];
+};
+
 /// The mbarriers and work items in shared memory.
 template <ForwardConfig c>
-struct Barriers : MaskBarriers<c>, OrderedSteps<c>, ListedTiles<c> {
+struct Barriers : MaskBarriers<c>, PaddingRows<c>, OrderedSteps<c>, ListedTiles<c> {
   Mbarrier q_full[c.q_stages], q_empty[c.q_stages];  ///< a Q stage belongs to one consumer
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];

@@ -216,6 +216,70 @@ __device__ __forceinline__ int common_steps(const ForwardArguments& arguments, c
   return max(__reduce_min_sync(~0u, tiles - 1), 0);
 }
 
+// Padding: tiles before the first key that it shows and after the last one are left out.
+
+/// The row of padding of an item, as PaddingArguments describes it. Null shows all keys. `hidden` is set
+/// where none is shown.
+__device__ __forceinline__ const std::byte* padding_row(const ForwardArguments& arguments,
+                                                        const WorkItem& item, bool& hidden) {
+  const PaddingArguments& padding = arguments.padding;
+  hidden = false;
+  if (!padding.listed) return padding.first + item.b * padding.stride_b;
+  const BlockView& view = arguments.blocks.view;
+  if (view.full_counts.data != nullptr) {
+    const int count = view.full_count(item.b, item.h, 0);
+    for (int slot = 0; slot < count; ++slot) {
+      if (view.full_indices.at(item.b, item.h, 0, slot) == 0) return nullptr;
+    }
+  }
+  const int count = view.count(item.b, item.h, 0);
+  for (int slot = 0; slot < count; ++slot) {
+    if (view.indices.at(item.b, item.h, 0, slot) != 0) continue;
+    const std::int32_t tile = view.tile(item.b, item.h, 0, slot);
+    return tile < 0 ? nullptr : view.tiles + tile * view.tile_stride[0];
+  }
+  hidden = true;
+  return nullptr;
+}
+
+/// Cuts the K tiles of an item in shared memory to those from the first to the last one with a key that
+/// padding shows. Called by a whole warp. It reads the item again, since the scheduler's registers are few.
+template <ForwardConfig c>
+__device__ __forceinline__ void cut_by_padding(const ForwardArguments& arguments, Barriers<c>& barriers,
+                                               int stage) {
+  WorkItem& item = barriers.items[stage];
+  const std::byte* row = nullptr;
+  if (arguments.padding.given() && item.more != 0) {
+    bool hidden;
+    row = padding_row(arguments, item, hidden);
+    TileSpan tiles = hidden ? TileSpan{} : item.loaded;
+    const int length_k = c.general ? item.band.length_k : arguments.band.length_k;
+    const auto shows_any = [&](int tile) {
+      bool shows = row == nullptr;
+#pragma unroll
+      for (int part = 0; part < c.keys; part += 32) {
+        const int key = tile * c.keys + part + lane_now();
+        if (key < length_k && row != nullptr) shows |= row[key * arguments.padding.stride_k] != std::byte{0};
+      }
+      return __any_sync(~0u, shows) != 0;
+    };
+#pragma unroll 1
+    while (tiles.first < tiles.last && !shows_any(tiles.last - 1)) --tiles.last;
+#pragma unroll 1
+    while (tiles.first < tiles.last && !shows_any(tiles.first)) ++tiles.first;
+    __syncwarp();  // all lanes have read the item
+    const int lane = lane_now();
+    if (lane < c.consumers) {
+      TileSpan& seen = barriers.consumer_items[stage][lane].seen;
+      seen = seen.cut(tiles);
+    }
+    if (lane == 0) item.loaded = tiles;
+  }
+  // Where the mask is the padding, it is applied as a mask.
+  if constexpr (c.combined()) barriers.padding[stage] = arguments.padding.listed ? row : nullptr;
+  __syncwarp();  // all lanes have written, and one lane then signals the item
+}
+
 /// Writes an item, or that there are no more, to shared memory. A whole warp does it: one lane for each
 /// consumer, because one lane for all would take longer than a short item.
 template <ForwardConfig c>
@@ -240,6 +304,7 @@ __device__ __forceinline__ void publish(const ForwardArguments& arguments, Barri
   }
   if (lane == 0) barriers.items[stage] = item;
   __syncwarp();  // all lanes have written their part of the item, which one lane then signals
+  if constexpr (c.masked) cut_by_padding<c>(arguments, barriers, stage);
 }
 
 /// The scheduler warp. It publishes the next item while the other warps work on the one before. The first

@@ -89,7 +89,8 @@ struct ForwardConfig {
   /// A consumer's stages, and behind them room for 16 more bytes of each row of an f32 mask (odd_mask.cuh).
   constexpr int mask_bytes() const { return mask_stages * mask_stage_bytes() + (combined() ? 64 * 16 : 0); }
   constexpr int barriers() const {
-    return 2 * q_stages + 4 * stages + 2 * work_stages + 2 + (mask_tiles() ? 2 * mask_stages * consumers : 0);
+    return 2 * q_stages + 4 * stages + 2 * work_stages + 2 +
+           (mask_tiles() ? 2 * mask_stages * consumers : 0) + (combined() ? work_stages : 0);
   }
   constexpr int barrier_bytes() const {
     return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * work_stages + (ordered ? 16 : 0) +

@@ -4,11 +4,13 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/attention/device_problem.h"
 #include "cuda/attention/sm90/backward/splits.h"
 #include "property/check.h"
+#include "support/random_parts.h"
 
 namespace tilewise::test::wgmma_backward_test {
 namespace {
@@ -67,6 +69,68 @@ TEST_F(WgmmaBackward, OfHighWeightsIsWithinTheContract) {
     }
     expect_within_contract(problem);
   }
+}
+
+// Sinks, padding and block masks, by rows of tiles without other features. Some entries show no key.
+TEST_F(WgmmaBackward, OfSinksPaddingAndBlockMasksIsWithinTheContract) {
+  std::uint64_t seed = 2000;
+  constexpr int sinks = 1, padding = 2, blocks = 4;
+  const std::pair<std::int64_t, std::vector<int>> cases[] = {
+      {64, {sinks, padding, blocks, sinks + padding + blocks}},
+      {96, {sinks + padding}},
+      {128, {sinks, padding, sinks + blocks, padding + blocks}},
+      {192, {padding, blocks}},
+      {256, {sinks + padding, padding + blocks}}};
+  for (const auto& [dim, all] : cases) {
+    for (const int with : all) {
+      const Sizes sizes{.b = 5, .hq = 2, .hkv = 1, .sq = 140, .sk = 300, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+      problem.options.deterministic = seed % 3 == 0;
+      if ((with & sinks) != 0) {
+        problem.sinks = Buffer(DType::f32, {sizes.hq});
+        Random rng(seed);
+        problem.sinks.fill_random(rng);
+        problem.asked.dsinks = true;
+        problem.options.causal = true;
+        problem.options.alignment = Alignment::bottom_right;
+        problem.options.window = {.left = 200, .right = {}};
+      }
+      if ((with & padding) != 0) problem.mask = padding_mask_of(seed, sizes.b, sizes.sk);
+      if ((with & blocks) != 0) {
+        Random rng(seed + 1);
+        problem.blocks.block_q = problem.blocks.block_k = 128;
+        make_blocks(rng, problem);
+      }
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+// A scale below 0 turns the order of scores round, and hidden ones must stay hidden.
+TEST_F(WgmmaBackward, OfPaddingAndABlockMaskTakesANegativeScale) {
+  std::uint64_t seed = 2100;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const Sizes sizes{.b = 5, .hq = 2, .hkv = 1, .sq = 140, .sk = 300, .d = dim, .dv = dim};
+    RandomProblem problem = dense_problem(seed++, DType::bf16, sizes);
+    problem.options.scale = -0.1f;
+    problem.mask = padding_mask_of(seed, sizes.b, sizes.sk);
+    Random rng(seed + 1);
+    problem.blocks.block_q = problem.blocks.block_k = 128;
+    make_blocks(rng, problem);
+    expect_within_contract(problem);
+  }
+}
+
+// Blocks too small for the tiles of calls without other features.
+TEST_F(WgmmaBackward, OfSmallMaskBlocksIsWithinTheContract) {
+  const Sizes sizes{.b = 2, .hq = 4, .hkv = 2, .sq = 140, .sk = 300, .d = 64, .dv = 64};
+  RandomProblem problem = dense_problem(2110, DType::bf16, sizes);
+  Random rng(2111);
+  problem.blocks.block_q = 64;
+  problem.blocks.block_k = 128;
+  make_blocks(rng, problem);
+  expect_within_contract(problem);
 }
 
 // One key tile, so several CTAs share it: by query heads of the group, or by queries where there is one head.

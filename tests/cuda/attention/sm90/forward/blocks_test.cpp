@@ -170,7 +170,7 @@ TEST_F(WgmmaBlocks, OfOtherKindsAreRefused) {
   EXPECT_EQ(reason_against(block_problem(710, sizes, 128, 192), "wgmma"), multiples + "128 x 192");
   RandomProblem problem = block_problem(711, sizes);
   problem.mask = Buffer(DType::boolean, {300, 300});
-  EXPECT_EQ(reason_against(problem, "wgmma"), "does not support a mask together with a block mask");
+  EXPECT_EQ(reason_against(problem, "wgmma"), "supports only padding as a block mask together with a mask");
   problem = block_problem(711, {.b = 1, .hq = 4, .hkv = 1, .sq = 300, .sk = 300, .d = 192, .dv = 192});
   problem.options.dropout = {.probability = 0.5f, .seed = 1};
   EXPECT_EQ(reason_against(problem, "wgmma"),

@@ -4,6 +4,7 @@
 
 #include "cuda/attention/device_problem.h"
 #include "property/check.h"
+#include "support/random_parts.h"
 
 namespace tilewise::test::masks_test {
 namespace {
@@ -88,6 +89,38 @@ TEST_F(WgmmaMasks, TakeEveryFeatureBesideThem) {
         problem.options.alignment = Alignment::bottom_right;
         problem.options.causal = true;
         if (drops) problem.options.dropout = {.probability = 0.3f, .seed = seed};
+        expect_within_contract(problem);
+        ++seed;
+      }
+    }
+  }
+}
+
+TEST_F(WgmmaMasks, OfPaddingAreWithinTheContract) {
+  std::uint64_t seed = 970;
+  for (const std::int64_t dim : {64, 128, 192}) {
+    for (const std::int64_t tokens : {320, 197, 700}) {
+      const Sizes sizes{.b = 5, .hq = 2, .hkv = 1, .sq = 130, .sk = tokens, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+      problem.mask = with_aligned_rows(padding_mask_of(seed, 5, tokens));
+      problem.options.causal = seed % 3 == 0;
+      problem.options.alignment = Alignment::bottom_right;
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaMasks, MayComeWithPaddingAsABlockMask) {
+  std::uint64_t seed = 990;
+  for (const std::int64_t dim : {32, 128, 256}) {
+    for (const std::int64_t tokens : {256, 133}) {
+      for (const bool odd : {false, true}) {
+        const Sizes sizes{.b = 5, .hq = 4, .hkv = 4, .sq = tokens, .sk = tokens, .d = dim, .dv = dim};
+        RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+        problem.mask =
+            odd ? padding_mask_of(seed + 1, 5, tokens) : mask_of(seed, problem.dtype, {4, tokens, tokens});
+        problem.blocks = padding_blocks_of(seed, problem);
         expect_within_contract(problem);
         ++seed;
       }
