@@ -1,7 +1,7 @@
 #include "cuda/attention/sm80/forward/forward.h"
 
 #include "cuda/attention/common/backward/row_gradients.h"
-#include "cuda/attention/sm80/decode/stream.h"
+#include "cuda/attention/sm80/decode/decode.h"
 #include "cuda/attention/sm80/forward/choice.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -40,8 +40,8 @@ void forward_of(const AttentionCall& call, const Context& context, int row) {
 
 Configuration configure_forward(const AttentionCall& call, const Context& context) {
   const DeviceProperties& device = device_properties(context.device.index);
-  if (choosing_by(call, [&](const AttentionCall& asked) { return suits_stream(asked, device); })) {
-    return {.workspace_bytes = stream_splits(call, device.multiprocessors, nullptr).bytes()};
+  if (choosing_by(call, [&](const AttentionCall& asked) { return suits_decode(asked, device); })) {
+    return {.workspace_bytes = decode_splits(call, device.multiprocessors, nullptr).bytes()};
   }
   return plain(call) ? configuration_of<PlainForward>(call, device)
                      : configuration_of<GeneralForward>(call, device);
@@ -50,7 +50,7 @@ Configuration configure_forward(const AttentionCall& call, const Context& contex
 void forward(const AttentionCall& call, const Configuration& configuration, const Context& context) {
   simt::clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
   const int row = configuration.row;
-  if (row < 0) return stream_forward(call, context);
+  if (row < 0) return decode_forward(call, context);
   call.problem.dtype == DType::f16 ? forward_of<__half>(call, context, row)
                                    : forward_of<__nv_bfloat16>(call, context, row);
 }

@@ -6,7 +6,7 @@
 
 namespace tilewise::cuda::mma {
 
-/// The row of the table, or none where decode/stream.h takes the call. The workspace holds the partial
+/// The row of the table, or none where decode/decode.h takes the call. The workspace holds the partial
 /// results of splits of the keys, where the call is split.
 Configuration configure_forward(const AttentionCall& call, const Context& context);
 void forward(const AttentionCall& call, const Configuration& configuration, const Context& context);

@@ -24,7 +24,8 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
 std::string unsuited_features(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (features.logit_scale) return "backward does not support a logit scale";
-  const bool plain = !is_general(problem) && !features.sinks && !features.block_mask && !problem.key_mask;
+  const bool plain = !is_general(problem) && !features.sinks && !features.block_mask && !problem.key_mask &&
+                     !features.dropout;
   if (!plain && (problem.piece.wide_rows || problem.piece.share_of_keys))
     return "backward supports no features in pieces other than causal, window and lengths";
   if (features.mask != MaskKind::none && problem.layout == Layout::packed)

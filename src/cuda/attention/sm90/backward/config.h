@@ -17,20 +17,22 @@ struct Config {
   int queries = 0;       ///< queries of a tile: 64, or 128 at dim 64
   bool general = false;  ///< takes softcap, ALiBi, masks and dropout; plain rows take sinks and padding
   bool listed = false;   ///< takes block masks, by lists of query blocks
+  bool drops = false;    ///< plain, with dropout
   int keys = 128;
   int q_stages = 2;
   int d_o_stages = 2;
   bool turns = false;  ///< only one consumer at a time computes P
   /// Plain: the accumulator of S starts as −LSE, which takes fewer registers than adding LSE afterwards.
   bool preload = false;
-  int producer_warps = 4;              ///< general: 8, of which four draw dropout
+  int producer_warps = 4;              ///< where there may be dropout: 8, of which four draw it
   static constexpr int ds_stages = 2;  ///< stages of dS, and of P where it passes through shared memory
   static constexpr int consumers = 2;
   static constexpr int consumer_warps = 4 * consumers;
   static constexpr int consumer_threads = 128 * consumers;
   static constexpr int producer_registers = 24;
   constexpr int threads() const { return consumer_threads + 32 * producer_warps; }
-  /// General: the last producer warps draw dropout's random numbers.
+  constexpr bool may_drop() const { return general || drops; }
+  /// The last producer warps draw dropout's random numbers.
   constexpr int dropout_warps() const { return producer_warps / 2; }
   static constexpr int mask_warp = 3;  ///< the producer warp that loads masks and block masks' bits
   /// Whether the producer publishes each tile in shared memory, rather than each consumer walking by itself.
@@ -106,7 +108,7 @@ struct Config {
   /// Values per row of queries: LSE, delta, and the general kernel's offset.
   constexpr int row_values() const { return general ? 3 : 2; }
   constexpr int barriers() const {
-    return 2 * (q_stages + d_o_stages) + 5 + (published() ? 2 * most_mask_stages : 0) + (general ? 4 : 0) +
+    return 2 * (q_stages + d_o_stages) + 5 + (published() ? 2 * most_mask_stages : 0) + (may_drop() ? 4 : 0) +
            (lagged() ? 4 : 0);
   }
   /// The most stages of a mask and of a block mask's bits. A call may have room for fewer (stages_of).
@@ -135,8 +137,8 @@ struct Config {
   }
 };
 
-/// A call gets the first row of its kind (plain, general, listed) with enough dims. The last three take block
-/// masks with other features, and those whose blocks are too small for the tiles of plain calls.
+/// A call gets the first row of its kind (plain, listed, drops, general) with enough dims. The last three
+/// take block masks with other features, and those whose blocks are too small for the tiles of plain calls.
 struct Configs {
   static constexpr Config rows[] = {
       {.dim = 64, .dim_v = 64, .queries = 128},
@@ -148,6 +150,15 @@ struct Configs {
       {.dim = 64, .dim_v = 64, .queries = 128, .listed = true},
       {.dim = 128, .dim_v = 128, .queries = 64, .listed = true, .turns = true, .preload = true},
       {.dim = 256, .dim_v = 256, .queries = 64, .listed = true, .keys = 64, .d_o_stages = 1, .preload = true},
+      {.dim = 64, .dim_v = 64, .queries = 64, .drops = true, .producer_warps = 8},
+      {.dim = 256,
+       .dim_v = 256,
+       .queries = 64,
+       .drops = true,
+       .keys = 64,
+       .d_o_stages = 1,
+       .preload = true,
+       .producer_warps = 8},
       {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .producer_warps = 8},
       {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .turns = true, .producer_warps = 8},
       {.dim = 256,
@@ -200,7 +211,9 @@ constexpr FeatureStages stages_of(const Config& c, int element_bytes, bool dropo
 }
 
 constexpr bool fits(const Config& c) {
-  if (!c.general) return c.shared_bytes(Config::most_mask_stages * c.seen_bytes()) <= most_shared_bytes;
+  if (!c.general) {
+    return c.shared_bytes(Config::most_mask_stages * c.seen_bytes(), c.drops ? 1 : 0) <= most_shared_bytes;
+  }
   // With a block mask there is no room for dropout beside a mask of f32.
   return stages_of(c, 4, !c.listed).mask > 0 && stages_of(c, 2, true).mask > 0;
 }

@@ -140,8 +140,9 @@ struct Consumer {
     arrive_once(shared.mask_empty + at.stage);
   }
 
-  /// Replaces S by P, and rounds P.
-  __device__ __forceinline__ void compute_p(Scores& s, const float* lse_smem, Fragments& p_rounded) const {
+  /// Replaces S by P, and rounds P, with 0 for pairs that dropout drops.
+  __device__ __forceinline__ void compute_p(Scores& s, const float* lse_smem, Fragments& p_rounded,
+                                            const std::uint32_t* kept_smem) const {
 #pragma unroll
     for (int j = 0; j < c.own_queries() / 8; ++j) {
       float2 lse{};
@@ -151,15 +152,26 @@ struct Consumer {
         float& x = s[4 * j + e];
         x = exp2_approx(c.preload ? x * unit : fmaf(x, unit, e % 2 == 0 ? -lse.x : -lse.y));
       }
-      p_rounded[j / 2][j % 2 * 2] = pack<T>(s[4 * j], s[4 * j + 1]);
-      p_rounded[j / 2][j % 2 * 2 + 1] = pack<T>(s[4 * j + 2], s[4 * j + 3]);
+      float p[4] = {s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]};
+      if constexpr (c.drops) {
+        const KeptFour<c> kept(kept_smem, LanePlace<c>(warp, lane_now()), j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) p[e] = kept.at(e) ? p[e] : 0.0f;
+      }
+      p_rounded[j / 2][j % 2 * 2] = pack<T>(p[0], p[1]);
+      p_rounded[j / 2][j % 2 * 2 + 1] = pack<T>(p[2], p[3]);
     }
   }
-  __device__ __forceinline__ void compute_ds(const Scores& p, const Scores& dp, const float* delta_smem,
-                                             Fragments& ds) const {
+  __device__ __forceinline__ void compute_ds(const Scores& p, Scores& dp, const float* delta_smem,
+                                             Fragments& ds, const std::uint32_t* kept_smem) const {
 #pragma unroll
     for (int j = 0; j < c.own_queries() / 8; ++j) {
       const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
+      if constexpr (c.drops) {
+        const KeptFour<c> kept(kept_smem, LanePlace<c>(warp, lane_now()), j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dp[4 * j + e] = kept.at(e) ? dp[4 * j + e] * params.dv_scale : 0.0f;
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int n = 4 * j + 2 * half;
@@ -353,9 +365,9 @@ struct Consumer {
     wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
     start_scores<T, c, c.dim_v>(dp, shared.v, d_o_smem(at), group);
   }
-  /// Computes P and dS of the tile whose products S and dP are in flight.
+  /// Computes P and dS of tile n of the walk, whose products S and dP are in flight.
   __device__ __forceinline__ void compute_p_and_ds(Scores& s, Scores& dp, Fragments& p_rounded, Fragments& ds,
-                                                   int tile, const At& at) const {
+                                                   int n, int tile, const At& at) const {
     const Visible visible =
         c.listed ? shared.visible[at.q.stage()] : Visible::of<c>(params.sizes, walk, tile);
     wait_products<1>();  // S
@@ -365,10 +377,14 @@ struct Consumer {
     if constexpr (c.listed) hide_unseen(s, at.q.stage());
     // With `turns`, the other consumer has its P and dS then.
     if constexpr (c.turns) sync_with_arrivals(first_turn + group);
-    compute_p(s, shared.lse + at.q.stage() * c.queries + place.first_query(), p_rounded);
+    const StageOf drawn(n, c.drops ? params.score.kept_stages : 1);
+    if constexpr (c.drops) wait(shared.kept_full + drawn.stage, drawn.parity);
+    const std::uint32_t* kept_smem = shared.kept + drawn.stage * c.kept_words() * c.queries;
+    compute_p(s, shared.lse + at.q.stage() * c.queries + place.first_query(), p_rounded, kept_smem);
     wait_products<0>();  // dP
     pin(dp);
-    compute_ds(s, dp, shared.delta + at.d_o().stage() * c.queries + place.first_query(), ds);
+    compute_ds(s, dp, shared.delta + at.d_o().stage() * c.queries + place.first_query(), ds, kept_smem);
+    if constexpr (c.drops) arrive_once(shared.kept_empty + drawn.stage);
   }
 
   /// The mainloop of the plain kernel, where each consumer has keys of its own. No product is in flight from
@@ -400,7 +416,7 @@ struct Consumer {
       Fragments p_rounded, ds;
       start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
       start_dp(dp, at);
-      compute_p_and_ds(s, dp, p_rounded, ds, step.tile, at);
+      compute_p_and_ds(s, dp, p_rounded, ds, n, step.tile, at);
       wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
       store_fragments(ds_smem(n), ds);
       fence_async_proxy();
@@ -585,7 +601,7 @@ struct Consumer {
         const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
         compute_ds_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
       } else {
-        compute_p_and_ds(s, dp, p_rounded, ds, step.tile, at);
+        compute_p_and_ds(s, dp, p_rounded, ds, n, step.tile, at);
         store_fragments(p_smem, p_rounded);
       }
       store_fragments(ds_smem, ds);

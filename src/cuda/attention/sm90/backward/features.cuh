@@ -357,6 +357,21 @@ __device__ __forceinline__ void compute_p_general(MaskForm form, float (&s)[c.ow
   }
 }
 
+/// Dropout's bits of the lane's four pairs among queries [8j, 8j + 8), where a lane has too many for a word.
+template <Config c>
+struct KeptFour {
+  uint2 queries;
+  int first;
+
+  __device__ __forceinline__ KeptFour(const std::uint32_t* kept_smem, const LanePlace<c>& place, int j)
+      : queries(*reinterpret_cast<const uint2*>(kept_smem + place.key / 32 * c.queries + place.first_query() +
+                                                8 * j)),
+        first(place.first_key() % 32) {}
+  __device__ __forceinline__ bool at(int e) const {
+    return ((e % 2 == 0 ? queries.x : queries.y) >> (first + e / 2 * 8) & 1) != 0;
+  }
+};
+
 /// Dropout's bits of the pairs that a lane holds, in the order of its elements.
 template <Config c>
 __device__ __forceinline__ std::uint32_t kept_pairs(const std::uint32_t* kept_smem,

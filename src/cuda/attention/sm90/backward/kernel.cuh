@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   const bool counted = params.workspace.ticket != nullptr;
   if (threadIdx.x == 0) {
     shared.init_barriers(c.dropout_warps());
-    if constexpr (c.general) {
+    if constexpr (c.may_drop()) {
       const DropoutMask kept = params.score.kept.drawn();
       *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
     }
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     load_keys<c>(params, shared, walk);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
     const bool first_lane = threadIdx.x % 32 == 0;
-    if constexpr (c.general) {
+    if constexpr (c.may_drop()) {
       constexpr int first_dropout = c.producer_warps - c.dropout_warps();
       static_assert(first_dropout > c.mask_warp);
       if (warp >= first_dropout) {

@@ -18,11 +18,14 @@ namespace tilewise::cuda::wgmma_backward {
 
 // The launches of backward: delta, tiles and dQ, and more with features.
 
-/// Whether a call needs the general kernel. Sinks, which join after the last key, and padding do not.
+/// Whether a call needs the general kernel. Sinks, which join after the last key, and padding do not, and
+/// dropout does not unless the plain kernel would lack registers for it.
 inline bool is_general(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  return (features.mask != MaskKind::none && !problem.key_mask) || features.dropout || features.softcap ||
-         features.alibi;
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  const bool general_dropout = features.dropout && (features.block_mask || (dim > 64 && dim <= 128));
+  return (features.mask != MaskKind::none && !problem.key_mask) || features.softcap || features.alibi ||
+         general_dropout;
 }
 
 /// Whether the blocks of a block mask are made of a row's tiles.
@@ -38,7 +41,8 @@ inline bool suits_blocks(const Config& c, const AttentionProblem& problem) {
 template <typename Table>
 int row_of(const AttentionProblem& problem) {
   const auto takes = [&](const Config& c, bool general) {
-    return c.general == general && c.listed == problem.features.block_mask && problem.dim_qk <= c.dim &&
+    return c.general == general && c.listed == problem.features.block_mask &&
+           c.drops == (problem.features.dropout && !general) && problem.dim_qk <= c.dim &&
            problem.dim_v <= c.dim_v;
   };
   const auto found = [&](bool general) {
@@ -391,7 +395,7 @@ void run(const AttentionCall& call, const Splits& splits, const Context& context
       params.key_mask = {call.mask.data, call.mask.stride[0], call.mask.stride[3]};
   }
   std::size_t shared_bytes = c.shared_bytes();
-  if constexpr (c.published()) {
+  if constexpr (c.published() || c.drops) {
     params.score = score_of_call(call, c, mask);
     const ScoreParams& score = params.score;
     params.score.blocks = blocks;

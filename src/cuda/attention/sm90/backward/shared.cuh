@@ -61,7 +61,7 @@ struct Shared {
   /// pair
   std::uint32_t* seen;
   std::uint32_t*
-      kept;       ///< general: kept_stages x [kept_words, queries], one bit per key: dropout keeps the pair
+      kept;       ///< may_drop: kept_stages x [kept_words, queries], one bit per key: dropout keeps the pair
   float* lse;     ///< q_stages x [queries]
   float* delta;   ///< d_o_stages x [queries]
   float* offset;  ///< general: q_stages x [queries]
@@ -74,10 +74,10 @@ struct Shared {
   Mbarrier* dq_empty;    ///< [consumers]: the producer has read it
   Mbarrier* ds_full;     ///< lagged: [2], dS of both consumers is stored
   Mbarrier* ds_empty;    ///< lagged: [2], no product of either consumer reads it any more
-  Mbarrier* mask_full;   ///< [most_mask_stages]: the mask and `seen` have arrived
-  Mbarrier* mask_empty;  ///< [most_mask_stages]
-  Mbarrier* kept_full;   ///< [2]
-  Mbarrier* kept_empty;  ///< [2]
+  Mbarrier* mask_full;   ///< published: [most_mask_stages], the mask and `seen` have arrived
+  Mbarrier* mask_empty;  ///< published: [most_mask_stages]
+  Mbarrier* kept_full;   ///< may_drop: [2]
+  Mbarrier* kept_empty;  ///< may_drop: [2]
   Words* words;
   Step* steps;       ///< published: [q_stages], the tile whose Q is in the stage
   Visible* visible;  ///< published: [q_stages], the keys that its queries see
@@ -108,7 +108,7 @@ struct Shared {
         ds_empty(ds_full + (c.lagged() ? 2 : 0)),
         mask_full(ds_empty + (c.lagged() ? 2 : 0)),
         mask_empty(mask_full + c.most_mask_stages),
-        kept_full(mask_empty + c.most_mask_stages),
+        kept_full(mask_full + (c.published() ? 2 * c.most_mask_stages : 0)),
         kept_empty(kept_full + 2),
         words(reinterpret_cast<Words*>(q_full + c.barriers())),
         steps(reinterpret_cast<Step*>(words + 1)),
@@ -141,7 +141,7 @@ struct Shared {
         init_barrier(mask_empty + n, c.consumer_warps);
       }
     }
-    if constexpr (c.general) {
+    if constexpr (c.may_drop()) {
       for (int n = 0; n < 2; ++n) {
         init_barrier(kept_full + n, dropout_warps);
         init_barrier(kept_empty + n, c.consumer_warps);

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cuda/attention/device_problem.h"
@@ -92,34 +91,6 @@ TEST_F(MmaForward, InPartsOfKeysIsWithinTheContract) {
       problem.key_lengths.set_values(std::vector<double>{0, 17, 900});
       expect_within_contract(problem);
       ++seed;
-    }
-  }
-}
-
-// Up to eight rows of queries a key head, at the head dims that stream_kernel is compiled for; with lengths,
-// an entry sees nothing, one some parts, and one all.
-TEST_F(MmaForward, OfAStreamOfKeysIsWithinTheContract) {
-  std::uint64_t seed = 130;
-  for (const std::int64_t dim : {64, 128}) {
-    for (const auto& [queries, group] : {std::pair{1, 1}, {1, 8}, {2, 4}, {8, 1}, {3, 2}}) {
-      for (const std::int64_t keys : {33, 1100}) {
-        const Sizes sizes{.b = 3, .hq = 2 * group, .hkv = 2, .sq = queries, .sk = keys, .d = dim, .dv = dim};
-        RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::f16 : DType::bf16, sizes);
-        problem.asked.backward = false;
-        problem.options.causal = seed % 3 != 0;
-        problem.options.alignment = Alignment::bottom_right;
-        if (seed % 4 == 0) problem.options.window = {.left = 20, .right = 0};
-        if (seed % 5 == 0) {
-          Random rng(seed);
-          problem.sinks = Buffer(DType::f32, {sizes.hq});
-          problem.sinks.fill_random(rng);
-        }
-        expect_within_contract(problem);
-        problem.key_lengths = Buffer(DType::i32, {3});
-        problem.key_lengths.set_values(std::vector<double>{0, 17, static_cast<double>(keys)});
-        expect_within_contract(problem);
-        ++seed;
-      }
     }
   }
 }

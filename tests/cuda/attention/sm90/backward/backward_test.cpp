@@ -107,6 +107,29 @@ TEST_F(WgmmaBackward, OfSinksPaddingAndBlockMasksIsWithinTheContract) {
   }
 }
 
+// Up to head dim 64 and above 128 with the plain schedule, together with sinks and padding.
+TEST_F(WgmmaBackward, OfDropoutIsWithinTheContract) {
+  std::uint64_t seed = 2050;
+  for (const std::int64_t dim : {32, 64, 128, 256}) {
+    for (const bool more : {false, true}) {
+      const Sizes sizes{.b = 5, .hq = 4, .hkv = 2, .sq = 140, .sk = 300, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+      problem.options.dropout = {.probability = 0.3f, .seed = seed};
+      problem.options.causal = more;
+      problem.options.deterministic = more;
+      if (more) {
+        problem.sinks = Buffer(DType::f32, {sizes.hq});
+        Random rng(seed);
+        problem.sinks.fill_random(rng);
+        problem.asked.dsinks = true;
+        problem.mask = padding_mask_of(seed, sizes.b, sizes.sk);
+      }
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
 // A scale below 0 turns the order of scores round, and hidden ones must stay hidden.
 TEST_F(WgmmaBackward, OfPaddingAndABlockMaskTakesANegativeScale) {
   std::uint64_t seed = 2100;
