@@ -25,11 +25,12 @@ struct Config {
   /// Plain: the accumulator of S starts as −LSE, which takes fewer registers than adding LSE afterwards.
   bool preload = false;
   int producer_warps = 4;              ///< where there may be dropout: 8, of which four draw it
+  int producer_registers = 24;         ///< of a thread
+  int draws_at_once = 1;               ///< independent draws of a thread, which hide each other's latency
   static constexpr int ds_stages = 2;  ///< stages of dS, and of P where it passes through shared memory
   static constexpr int consumers = 2;
   static constexpr int consumer_warps = 4 * consumers;
   static constexpr int consumer_threads = 128 * consumers;
-  static constexpr int producer_registers = 24;
   constexpr int threads() const { return consumer_threads + 32 * producer_warps; }
   constexpr bool may_drop() const { return general || drops; }
   /// The last producer warps draw dropout's random numbers.
@@ -150,7 +151,13 @@ struct Configs {
       {.dim = 64, .dim_v = 64, .queries = 128, .listed = true},
       {.dim = 128, .dim_v = 128, .queries = 64, .listed = true, .turns = true, .preload = true},
       {.dim = 256, .dim_v = 256, .queries = 64, .listed = true, .keys = 64, .d_o_stages = 1, .preload = true},
-      {.dim = 64, .dim_v = 64, .queries = 64, .drops = true, .producer_warps = 8},
+      {.dim = 64,
+       .dim_v = 64,
+       .queries = 64,
+       .drops = true,
+       .producer_warps = 8,
+       .producer_registers = 56,
+       .draws_at_once = 4},
       {.dim = 256,
        .dim_v = 256,
        .queries = 64,

@@ -139,24 +139,30 @@ template <Config c, typename Which>
 __device__ __forceinline__ void draw_bits(const ScoreParams& score, const volatile Words& words,
                                           std::uint32_t* to_smem, const Which& which, int warp, int warps) {
   constexpr int lanes = c.keys / 8;  // lanes per query
-  constexpr int at_once = 32 / lanes;
+  constexpr int at_once = 32 / lanes, draws = c.draws_at_once;
   auto* bytes = reinterpret_cast<std::uint8_t*>(to_smem);
 #pragma unroll 1
-  for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
-    const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
-      const DropoutTile tile = which();
-      return {static_cast<std::uint32_t>(tile.first_key / 8 + lane % lanes),
-              static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
-              static_cast<std::uint32_t>(tile.head), words.stream};
-    };
-    const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
-    std::uint32_t bits = 0;
+  for (int first = warp * at_once; first < c.queries; first += draws * warps * at_once) {
+    std::array<std::uint32_t, 4> drawn[draws];
 #pragma unroll
-    for (int key = 0; key < 8; ++key) {
-      bits |= (DropoutMask::half(drawn[key % 4], key) >= score.kept.threshold ? 1u : 0u) << key;
+    for (int n = 0; n < draws; ++n) {
+      const DropoutTile tile = which();
+      const int lane = lane_now(), r = first + n * warps * at_once;
+      drawn[n] = philox({static_cast<std::uint32_t>(tile.first_key / 8 + lane % lanes),
+                         static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
+                         static_cast<std::uint32_t>(tile.head), words.stream},
+                        {words.key_low, words.key_high});
     }
-    const int lane = lane_now(), chunk = lane % lanes;
-    bytes[chunk / 4 * c.queries * 4 + (r + lane / lanes) * 4 + chunk % 4] = static_cast<std::uint8_t>(bits);
+#pragma unroll
+    for (int n = 0; n < draws; ++n) {
+      std::uint32_t bits = 0;
+#pragma unroll
+      for (int key = 0; key < 8; ++key) {
+        bits |= (DropoutMask::half(drawn[n][key % 4], key) >= score.kept.threshold ? 1u : 0u) << key;
+      }
+      const int lane = lane_now(), chunk = lane % lanes, r = first + n * warps * at_once + lane / lanes;
+      bytes[chunk / 4 * c.queries * 4 + r * 4 + chunk % 4] = static_cast<std::uint8_t>(bits);
+    }
   }
   __syncwarp();  // all lanes have stored their bytes, and lane 0 signals them
 }

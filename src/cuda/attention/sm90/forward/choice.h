@@ -29,9 +29,10 @@ inline bool masked(const AttentionCall& call) {
 inline bool combined(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (features.mask == MaskKind::none && (features.block_mask || !features.dropout)) return false;
-  return features.block_mask || problem.layout == Layout::packed || features.key_lengths || features.sinks ||
-         features.softcap || features.alibi || features.logit_scale || !problem.aligned_mask ||
-         std::max(problem.dim_qk, problem.dim_v) > most_dim_with_mask;
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (features.block_mask && (features.dropout || dim > most_dim_with_padding)) return true;
+  return problem.layout == Layout::packed || features.key_lengths || features.sinks || features.softcap ||
+         features.alibi || features.logit_scale || !problem.aligned_mask || dim > most_dim_with_mask;
 }
 
 /// Whether a block mask lists the keys, for which there are kernels, too. Beside another mask it is padding.
@@ -153,9 +154,10 @@ double time_of(const AttentionCall& call, int multiprocessors) {
 template <typename Table>
 auto able_row(const AttentionCall& call) {
   const std::int64_t dim_qk = call.problem.dim_qk, dim_v = call.problem.dim_v;
-  const bool drops = call.problem.features.dropout;
+  const bool drops = call.problem.features.dropout, pads = call.problem.features.block_mask && !listed(call);
   const auto sufficient = [=](const ForwardConfig& c) {
-    return c.dim >= dim_qk && c.dim_v >= dim_v && (c.drops == drops || c.may_drop());
+    return c.dim >= dim_qk && c.dim_v >= dim_v && (c.drops == drops || c.may_drop()) &&
+           (c.pads == pads || c.combined());
   };
   const auto dims = [](const ForwardConfig& c) { return c.dim + c.dim_v; };
   const int least = smallest<Table>(sufficient, dims);

@@ -219,7 +219,7 @@ struct Consumer {
   }
   /// Loads the padding of K tile n, if there is any beside the mask.
   __device__ __forceinline__ void load_padding(int n) {
-    if constexpr (c.combined()) {
+    if constexpr (c.may_pad()) {
       const std::byte* row = barriers.padding[item.stage()];
       if (row == nullptr) return;
       const int length_k = band_of(item).length_k, first = n * c.keys + lane_now();
@@ -232,7 +232,7 @@ struct Consumer {
   }
   /// Hides the keys that it does not show.
   __device__ __forceinline__ void hide_padding() {
-    if constexpr (c.combined()) {
+    if constexpr (c.may_pad()) {
       if (barriers.padding[item.stage()] == nullptr) return;
       static_assert(c.keys <= 128);
       std::uint32_t own = 0;  // the lane's columns, in the order of a row of S
@@ -277,6 +277,7 @@ struct Consumer {
   __device__ __forceinline__ void finish_scores(const Work& at, int n) {
     if constexpr (c.masks_last()) return finish_general_scores(n);
     take_mask();
+    hide_padding();
     if constexpr (c.blocks) n = listed / 2;
     const bool changes = c.general && arguments.general.changes_scores();
     // Registers are short in these kernels, so they read the item again.

@@ -61,7 +61,7 @@ struct alignas(16) ListedTiles<c, true> {
 };
 
 /// The first byte of each published item's row of padding, or null where there is none.
-template <ForwardConfig c, bool combined = c.combined()>
+template <ForwardConfig c, bool may_pad = c.may_pad()>
 struct PaddingRows {};
 template <ForwardConfig c>
 struct PaddingRows<c, true> {

@@ -93,8 +93,8 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
       .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
       .decode = c.decode ? decode_arguments(call, context, plan) : DecodeArguments{},
       .mask = c.masked || c.drops ? MaskArguments::of(call) : MaskArguments{},
-      .blocks = c.blocks || (c.combined() && problem.features.block_mask) ? BlockArguments::of(call, c.keys)
-                                                                          : BlockArguments{},
+      .blocks = c.blocks || (c.may_pad() && problem.features.block_mask) ? BlockArguments::of(call, c.keys)
+                                                                         : BlockArguments{},
       .padding = c.masked ? PaddingArguments::of(call) : PaddingArguments{}};
   const ArgumentsOf<c.combined()> arguments = arguments_of<c>(of_all, call);
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",

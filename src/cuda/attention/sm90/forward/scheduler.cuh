@@ -276,7 +276,7 @@ __device__ __forceinline__ void cut_by_padding(const ForwardArguments& arguments
     if (lane == 0) item.loaded = tiles;
   }
   // Where the mask is the padding, it is applied as a mask.
-  if constexpr (c.combined()) barriers.padding[stage] = arguments.padding.listed ? row : nullptr;
+  if constexpr (c.may_pad()) barriers.padding[stage] = arguments.padding.listed ? row : nullptr;
   __syncwarp();  // all lanes have written, and one lane then signals the item
 }
 

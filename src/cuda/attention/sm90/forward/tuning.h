@@ -10,7 +10,8 @@ namespace tilewise::cuda::wgmma {
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
 inline constexpr int most_dim_with_blocks_and_dropout = 128;
-inline constexpr int most_dim_with_mask = 128;  // of MaskedForward; CombinedForward has the others
+inline constexpr int most_dim_with_mask = 128;    // of MaskedForward; CombinedForward has the others
+inline constexpr int most_dim_with_padding = 64;  // likewise, beside a mask
 
 /// Microseconds that a Q tile takes on an H200: `start`, and `step` for each of its K tiles.
 struct TileTime {
@@ -43,6 +44,7 @@ struct ForwardConfig {
   bool decode = false;   ///< also for decoding: packed GQA and split-KV
   bool masked = false;   ///< for calls with a mask; if not `general`, only with scale, causal and window
   bool drops = false;    ///< for calls with dropout
+  bool pads = false;     ///< for calls with padding beside a mask, which rows for all combinations take, too
   bool blocks = false;   ///< for calls with a block mask; if not `general`, restricted like `masked`
   /// Stages per consumer for tiles of a mask. A tile of booleans takes one, of 16-bit elements two, of f32
   /// four.
@@ -57,6 +59,7 @@ struct ForwardConfig {
   constexpr int value_bytes() const { return keys * dim_v * 2; }
   /// Whether the row takes calls with a mask or dropout together with any other feature.
   constexpr bool combined() const { return general && masked; }
+  constexpr bool may_pad() const { return pads || combined(); }
   /// Whether a mask may come together with softcap and ALiBi, after which it is applied.
   constexpr bool masks_last() const { return general && mask_tiles(); }
   /// Whether the row takes calls with and without dropout.
@@ -90,7 +93,7 @@ struct ForwardConfig {
   constexpr int mask_bytes() const { return mask_stages * mask_stage_bytes() + (combined() ? 64 * 16 : 0); }
   constexpr int barriers() const {
     return 2 * q_stages + 4 * stages + 2 * work_stages + 2 +
-           (mask_tiles() ? 2 * mask_stages * consumers : 0) + (combined() ? work_stages : 0);
+           (mask_tiles() ? 2 * mask_stages * consumers : 0) + (may_pad() ? work_stages : 0);
   }
   constexpr int barrier_bytes() const {
     return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * work_stages + (ordered ? 16 : 0) +
@@ -113,6 +116,7 @@ struct ForwardConfig {
     to.word(trims ? "trims" : "");
     to.word(ordered ? "ordered" : "");
     to.word(drops ? "drops" : "");
+    to.word(pads ? "pads" : "");
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
@@ -183,13 +187,23 @@ struct GeneralForward {
   };
 };
 
-/// For calls with a mask and calls with dropout; each has one row for each head dim.
+/// For calls with a mask and calls with dropout; each has one row for each head dim. For a mask with padding
+/// beside it, as protein models have it with head dim 32, there is a row of its own.
 struct MaskedForward {
   static constexpr std::string_view name = "attention.sm90.forward_masked";
   static constexpr ForwardConfig rows[] = {
       staged(
           {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 2, .q_stages = 6, .masked = true}),
       {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .masked = true},
+      staged({.dim = most_dim_with_padding,
+              .dim_v = most_dim_with_padding,
+              .consumers = 2,
+              .keys = 128,
+              .stages = 2,
+              .q_stages = 4,
+              .masked = true,
+              .pads = true,
+              .mask_stages = 8}),
       staged({.dim = 64,
               .dim_v = 64,
               .consumers = 2,
