@@ -13,8 +13,8 @@ from tilewise.bench.words import type_words
 NOTHING = "Nothing has been recorded beside a peer yet."
 GRID = "flash-attention-grid"
 MODELS = ("llama", "vit")
-FLASH_4 = "flash-attn 4"
-PEERS = ("torch cudnn", "torch flash", FLASH_4)  # as far as a record has them
+INSTALLED = {"flash-attn 3": "FlashAttention-3", "flash-attn 4": "FlashAttention-4"}
+PEERS = ("torch cudnn", "torch flash", *INSTALLED)  # as far as a record has them
 OURS = "tilewise"
 HEAD = (
     "| suite | pass | type | median | ahead in | range | day |",
@@ -93,8 +93,9 @@ def picture_section(machines: Sequence[Record]) -> str:
     parts: list[str] = []
     for record in machines:
         if speed_plot(record):
-            of_grid = (race for race in races(record.rows) if race.first["suite"] == GRID)
-            also = " `flash-attn 4` is FlashAttention-4." if any(map(_has(FLASH_4), of_grid)) else ""
+            of_grid = [race for race in races(record.rows) if race.first["suite"] == GRID]
+            there = [f"`{name}` is {word}" for name, word in INSTALLED.items() if any(map(_has(name), of_grid))]
+            also = f" {', '.join(there)}." if there else ""
             parts += [
                 f"![TFLOP/s of Tilewise, cuDNN and FlashAttention](docs/speed-{slug(record)}.svg)",
                 f"{about(record.parts_of((GRID,)))}: causal attention in bf16, 16,384 tokens in all, "
