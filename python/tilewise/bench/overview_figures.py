@@ -94,7 +94,9 @@ def picture_section(machines: Sequence[Record]) -> str:
     for record in machines:
         if speed_plot(record):
             of_grid = [race for race in races(record.rows) if race.first["suite"] == GRID]
-            there = [f"`{name}` is {word}" for name, word in INSTALLED.items() if any(map(_has(name), of_grid))]
+            there = [
+                f"`{name}` is {word}" for name, word in INSTALLED.items() if any(map(_has(name), of_grid))
+            ]
             also = f" {', '.join(there)}." if there else ""
             parts += [
                 f"![TFLOP/s of Tilewise, cuDNN and FlashAttention](docs/speed-{slug(record)}.svg)",
