@@ -47,8 +47,8 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "torch cudnn": ("#4d6b2f", "#a9cc83", "plus"),
     "torch flex": ("#8c4a63", "#e3a1b8", "cross"),
     "flash-attn": ("#7a2f2f", "#e08a8a", "plus"),
-    "flash-attn 3": ("#a02f5a", "#f08ab5", "plus"),
-    "flash-attn 4": ("#c2410c", "#ffb38a", "cross"),
+    "flash-attn 3": ("#a02f5a", "#f08ab5", "square"),
+    "flash-attn 4": ("#c2410c", "#ffb38a", "circle"),
     "xformers": ("#2f6f7a", "#8ad0dd", "cross"),
     "flashinfer": ("#5a5a1f", "#cfcf6a", "plus"),
 }
