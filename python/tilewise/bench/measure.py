@@ -147,7 +147,7 @@ def _enter(
         calls = [call_of(implementation, problem, sets[0])]
         error, relative = _worst(check(calls[0]()))
         once = timing.once_ms(calls[0], device)
-        if once > limit:  # the second call of torch.compile may compile once more
+        if once > limit:  # once may be chance: torch.compile may have compiled again
             once = timing.once_ms(calls[0], device)
         if once > limit:
             settings.seen_rates.setdefault(key, problem.flops / once * 1e-9)
